@@ -1,0 +1,169 @@
+"""What only a CUDA device has: streams, the caching allocator, invalidated captures, raw graphs."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+import torch
+from contracts.toy import WIDTH, toy_target
+
+from vgraph_lab.errors import BackendError, CaptureError
+from vgraph_lab.graphs import Descriptor, VocoderCUDAGraphManager, create_backend
+from vgraph_lab.graphs.backends.base import GraphBackend
+from vgraph_lab.graphs.backends.cuda import CudaGraphBackend
+
+
+def test_device_index_is_kept_and_checked() -> None:
+    count = torch.cuda.device_count()
+    assert create_backend(f"cuda:{count - 1}").device == torch.device("cuda", count - 1)
+    with pytest.raises(BackendError, match=f"cuda:{count} is not a CUDA device"):
+        CudaGraphBackend(f"cuda:{count}")
+
+
+@pytest.mark.parametrize("index", range(2))
+def test_capture_lands_on_the_configured_device(index: int) -> None:
+    """Not on the current one: an empty graph on cuda:1 was a public fault."""
+    if index >= torch.cuda.device_count():
+        pytest.skip(f"this machine has no cuda:{index}")
+    target = toy_target(f"cuda:{index}", Descriptor(1, 4))
+    with VocoderCUDAGraphManager(create_backend(f"cuda:{index}"), [target]) as manager:
+        report = manager.capture()
+        assert report.captured == 1
+        assert sum(manager.entries()[0].cost.node_counts.values()) > 0
+        x = torch.randn(1, 4, WIDTH, device=f"cuda:{index}")
+        assert torch.equal(target(x), target.routine.eager_call(x))
+
+
+def _synchronise_behind_torch(x: torch.Tensor) -> torch.Tensor:
+    """What a third-party extension might do: no aten operation tells of it."""
+    y = x * 2
+    torch._C._cuda_synchronize()
+    return y
+
+
+@pytest.mark.parametrize("earlier_graph", [False, True], ids=["alone", "beside a graph"])
+def test_invalidated_capture_is_unwound(backend: GraphBackend, earlier_graph: bool) -> None:
+    x = torch.ones(1 << 22, device="cuda")
+    pool = backend.create_pool()
+    if earlier_graph:
+        kept, kept_output = backend.capture(lambda: x + 1, pool, static_inputs=[x], owned=())
+    torch.cuda.empty_cache()
+    before, live = backend.memory().reserved_bytes, pool.live_bytes
+    for _ in range(2):
+        with pytest.raises(CaptureError, match="CUDA refused the capture") as error:
+            backend.capture(lambda: _synchronise_behind_torch(x), pool, static_inputs=[x], owned=())
+        assert "test_cuda_backend.py" in str(error.value)
+        assert pool.live_bytes == live
+        assert not backend.is_capturing()
+    gc.collect()
+    torch.cuda.empty_cache()
+    if earlier_graph:
+        kept.replay()
+        assert (kept_output == 2).all()
+    else:
+        assert backend.memory().reserved_bytes == before
+    torch.rand(3, device="cuda")  # the generator is free again
+    torch.zeros(1, device="cuda").item()
+    graph, output = backend.capture(lambda: x + 5, pool, static_inputs=[x], owned=())
+    graph.replay()
+    assert (output == 6).all()
+    graph.reset()
+
+
+def test_out_of_memory_in_a_capture_is_unwound(backend: GraphBackend) -> None:
+    x = torch.ones(8, device="cuda")
+    pool = backend.create_pool()
+    total = backend.memory().total_bytes
+    with pytest.raises(CaptureError, match="out of memory"):
+        backend.capture(lambda: (x + 1, torch.empty(2 * total, dtype=torch.uint8, device="cuda")), pool, static_inputs=[x], owned=())
+    torch.cuda.empty_cache()
+    assert (pool.live_bytes, pool.reserved_bytes) == (0, 0)
+    graph, output = backend.capture(lambda: x + 1, pool, static_inputs=[x], owned=())
+    graph.replay()
+    assert (output == 2).all()
+
+
+def test_pool_bytes_are_those_of_the_allocators_snapshot(backend: GraphBackend) -> None:
+    def private() -> dict[int, dict[str, int]]:
+        return {s["address"]: s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) != (0, 0)}
+
+    x = torch.ones(1 << 22, device="cuda")
+    pool = backend.create_pool()
+    earlier, before = private(), backend.memory()
+    graph, output = backend.capture(lambda: (x + 1) * 2, pool, static_inputs=[x], owned=())
+    mine = [segment for address, segment in private().items() if address not in earlier]
+    assert pool.reserved_bytes == sum(s["total_size"] for s in mine)
+    assert pool.live_bytes == sum(s["allocated_size"] for s in mine) == output.numel() * 4
+    assert before.free_bytes - backend.memory().free_bytes >= pool.reserved_bytes
+    graph.reset()
+
+
+def test_nodes_are_those_of_the_raw_graph(backend: GraphBackend) -> None:
+    """Kernels by name, a copy and a fill, compared with a listing by the runtime API."""
+    from cuda.bindings import runtime
+
+    x, y = torch.ones(64, 64, device="cuda"), torch.empty(64, 64, device="cuda")
+
+    def work() -> torch.Tensor:
+        y.copy_(x)
+        y.zero_()
+        return (x @ x).relu()
+
+    backend.warm_up(work, static_inputs=[x, y], owned=(), audit=True)
+    graph, _ = backend.capture(work, backend.create_pool(), static_inputs=[x, y], owned=())
+    nodes = graph.nodes()
+    status, _, count = runtime.cudaGraphGetNodes(runtime.cudaGraph_t(graph._graph.raw_cuda_graph()))  # type: ignore[union-attr, attr-defined]
+    assert int(status) == 0
+    assert len(nodes) == count
+    kinds = [n.kind for n in nodes]
+    assert kinds.count("memcpy") == 1
+    assert any("relu" in n.name or "clamp" in n.name or "elementwise" in n.name for n in nodes)
+    assert all(n.name for n in nodes if n.kind == "kernel")
+
+
+def test_two_streams_wait_for_each_other(backend: GraphBackend) -> None:
+    """A second thread on its own stream must not overwrite buffers whose replay is still running on the first."""
+    descriptor = Descriptor(8, 1 << 16)
+    target = toy_target("cuda", descriptor)
+    with VocoderCUDAGraphManager(backend, [target]) as manager:
+        manager.capture()
+        inputs = [torch.randn(8, 1 << 16, WIDTH, generator=torch.Generator().manual_seed(i)).cuda() for i in range(2)]
+        expected = [target.routine.eager_call(x) for x in inputs]
+        torch.cuda.synchronize()
+        wrong: list[int] = []
+
+        def work(i: int) -> None:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                outputs = [target(inputs[i]) for _ in range(30)]
+                torch.cuda.current_stream().synchronize()
+                wrong.extend(i for y in outputs if not torch.equal(y, expected[i]))
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert wrong == []
+        assert manager.stats().hits() == 60
+
+
+def test_gemm_graphs_survive_the_reset_of_their_neighbours(backend: GraphBackend) -> None:
+    """A cuBLAS workspace that lived in a reset graph's memory was a public fault: replays must stay right after it."""
+    weight = torch.randn(512, 512, device="cuda")
+    pool = backend.create_pool()
+    inputs = [torch.randn(n, 512, device="cuda") for n in (256, 128, 64)]
+    graphs = []
+    for x in inputs:
+        backend.warm_up(lambda x=x: x @ weight @ weight, static_inputs=[x], owned=[weight], audit=True)
+        graphs.append(backend.capture(lambda x=x: x @ weight @ weight, pool, static_inputs=[x], owned=[weight]))
+    graphs[0][0].reset()
+    graphs[0] = (graphs[0][0], None)
+    backend.release_cached_memory()
+    junk = [torch.full((1 << 20,), float("nan"), device="cuda") for _ in range(64)]
+    for _ in range(100):
+        for (graph, output), x in zip(graphs[1:], inputs[1:], strict=True):
+            graph.replay()
+            assert torch.equal(output, x @ weight @ weight)
+    assert len(junk) == 64

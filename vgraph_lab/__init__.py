@@ -1,0 +1,24 @@
+"""vgraph_lab: capture, inspect and hear runner-owned CUDA graphs of TTS vocoders."""
+
+from . import bundled, errors
+from .graphs import VocoderCUDAGraphManager, choose_backend, create_backend
+from .qwen3_tts.audio import read_audio
+from .qwen3_tts.checkpoint import load_decoder
+from .qwen3_tts.codes import read_codes, write_codes
+from .qwen3_tts.encoder import load_encoder
+from .qwen3_tts.stateless import decode_windows, stateless_target
+
+__all__ = [
+    "VocoderCUDAGraphManager",
+    "bundled",
+    "choose_backend",
+    "create_backend",
+    "decode_windows",
+    "errors",
+    "load_decoder",
+    "load_encoder",
+    "read_audio",
+    "read_codes",
+    "stateless_target",
+    "write_codes",
+]

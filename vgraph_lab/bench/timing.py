@@ -1,0 +1,85 @@
+"""Timing several variants of the same work in one run, interleaved, so that a drifting clock meets all of them alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median, quantiles
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+__all__ = ["Timing", "time_interleaved"]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Times of one variant, in milliseconds.
+
+    Attributes:
+        wall_ms: median from start to finish (CUDA events on a GPU).
+        wall_p10_ms: 10th percentile.
+        wall_p90_ms: 90th percentile.
+        host_ms: median until the call returns to Python; on a GPU the work may still be running then.
+        host_p10_ms: 10th percentile.
+        host_p90_ms: 90th percentile.
+        repeats: number of runs.
+    """
+
+    wall_ms: float
+    wall_p10_ms: float
+    wall_p90_ms: float
+    host_ms: float
+    host_p10_ms: float
+    host_p90_ms: float
+    repeats: int
+
+
+def time_interleaved(
+    variants: Mapping[str, Callable[[], Any]], device: torch.device, *, repeats: int = 50, warmups: int = 5
+) -> dict[str, Timing]:
+    """Run all variants ``repeats`` times in turn, each from an idle device.
+
+    Args:
+        variants: name → what to run; results are dropped at once.
+        device: where the work runs.
+        repeats: timed runs of each variant.
+        warmups: runs of each before them.
+    """
+    for _ in range(warmups):
+        for run in variants.values():
+            run()
+    walls: dict[str, list[float]] = {name: [] for name in variants}
+    hosts: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(repeats):
+        for name, run in variants.items():
+            wall, host = _time_once(run, device)
+            walls[name].append(wall)
+            hosts[name].append(host)
+    return {name: _summary(walls[name], hosts[name]) for name in variants}
+
+
+def _time_once(run: Callable[[], Any], device: torch.device) -> tuple[float, float]:
+    if device.type != "cuda":
+        start = perf_counter_ns()
+        run()
+        elapsed = (perf_counter_ns() - start) / 1e6
+        return elapsed, elapsed
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize(device)
+    begin.record()
+    start = perf_counter_ns()
+    run()
+    host = (perf_counter_ns() - start) / 1e6
+    end.record()
+    torch.cuda.synchronize(device)
+    return float(begin.elapsed_time(end)), host
+
+
+def _summary(walls: list[float], hosts: list[float]) -> Timing:
+    def tails(values: list[float]) -> tuple[float, float]:
+        deciles = quantiles(values, n=10) if len(values) > 1 else [values[0]] * 9
+        return deciles[0], deciles[-1]
+
+    return Timing(median(walls), *tails(walls), median(hosts), *tails(hosts), len(walls))

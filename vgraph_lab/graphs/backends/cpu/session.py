@@ -1,0 +1,39 @@
+"""One CPU capture at a time in the whole process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ....errors import CaptureError
+
+__all__ = ["capture_session", "is_capturing"]
+
+_slot = threading.Lock()
+_thread: int | None = None
+
+
+def is_capturing() -> bool:
+    """Whether the calling thread is capturing."""
+    return _thread == threading.get_ident()
+
+
+@contextmanager
+def capture_session() -> Iterator[None]:
+    """Hold the process's only capture slot.
+
+    Raises:
+        CaptureError: it is taken, by this thread (a nested capture) or by another one.
+    """
+    global _thread
+    if not _slot.acquire(blocking=False):
+        if is_capturing():
+            raise CaptureError("a capture cannot begin inside another one; capture the inner function before or after the outer one")
+        raise CaptureError("another thread is capturing; captures run one at a time, so try again when it is done")
+    try:
+        _thread = threading.get_ident()
+        yield
+    finally:
+        _thread = None
+        _slot.release()

@@ -1,0 +1,124 @@
+"""The dispatch mode that runs each call once, moves its results into the arena and records how to run it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tag, Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ..audit import CheckedMode, Origins
+from ..call import Call, storage_id
+from .arena import Lease
+from .geometry import alias, byte_view, bytes_needed
+from .out_variant import Moved, OutVariants
+from .record import Record, copying_step, node_kind, step
+from .segment import Block
+from .side_effects import SideEffects
+from .version_watch import VersionWatch
+
+__all__ = ["Tape"]
+
+_UNINITIALISED = {
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::empty_permuted",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+}
+
+
+class Tape(CheckedMode):
+    """Records what the captured function does.
+
+    Views are never recorded. A recorded call works on *aliases*: tensors of the same geometry over the same memory
+    that do not keep blocks alive, so that a block is free for the next call as soon as the function drops its tensor.
+
+    Args:
+        lease: where results go.
+        origins: the tensors that the function may use.
+        effects: keeps what the capture changes outside of the lease.
+    """
+
+    def __init__(self, lease: Lease, origins: Origins, effects: SideEffects) -> None:
+        super().__init__(origins)
+        self.records: list[Record] = []
+        self._lease = lease
+        self._effects = effects
+        self._watch = VersionWatch((*origins.static_inputs, *origins.owned))
+        self._blocks: dict[int, Block] = {}  # by storage id, which `origins` keeps unique
+        self._variants = OutVariants()
+
+    def run(self, call: Call) -> Any:
+        """Execute ``call``, record it unless it is a view, and return its result with new memory moved into the arena."""
+        self._watch.check(call.inputs)
+        for tensor in call.written:
+            if self.origins.of(tensor) != "made":
+                self._effects.save_memory(tensor)
+        draw = self._effects.before_draw(call)
+        result = self.execute(call)
+        self._watch.wrote(call.written)
+        generator = draw[0] if draw is not None and self._effects.after_draw(*draw) else None
+
+        leaves, spec = tree_flatten(result)
+        held = set() if call.lifts_constant else {storage_id(tensor) for tensor in call.inputs}
+        fresh = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and storage_id(leaf) not in held]
+        only_checks = bool(call.inputs) and not call.op._schema.returns  # e.g. torch._assert_async
+        if Tag.inplace_view in call.op.tags or not (fresh or call.written or only_checks):
+            return result
+        moved = self._move(leaves, fresh)
+        if call.name not in _UNINITIALISED:
+            self._record(call, leaves, fresh, moved, generator)
+        return tree_unflatten(leaves, spec) if fresh else result
+
+    def check_end(self, output: Any, where: str) -> None:
+        """Refuse outputs of unknown origin, and writes of other threads since the last call."""
+        super().check_end(output, where)
+        self._watch.check_all(where)
+
+    def _move(self, leaves: list[Any], fresh: list[int]) -> list[Moved]:
+        """Replace the results at the positions ``fresh`` by tensors of the arena: one block for each new storage."""
+        sharing: dict[int, list[int]] = {}
+        for i in fresh:
+            sharing.setdefault(storage_id(leaves[i]), []).append(i)
+        moved = []
+        for positions in sharing.values():
+            nbytes = max(bytes_needed(leaves[i]) for i in positions)
+            if not nbytes:
+                continue  # no elements, no memory
+            block, owner = self._lease.allocate(nbytes)
+            storage = owner.untyped_storage()
+            self._blocks[storage_id(owner)] = block
+            result = byte_view(leaves[positions[0]].untyped_storage(), nbytes)
+            owner.copy_(result)
+            moved.append(Moved(result, owner))
+            for i in positions:
+                leaves[i] = alias(leaves[i], storage)
+                self._watch.add(leaves[i])
+        return moved
+
+    def _record(self, call: Call, leaves: list[Any], fresh: list[int], moved: list[Moved], generator: torch.Generator | None) -> None:
+        results = [leaves[i] for i in fresh]
+        args, kwargs = tree_unflatten([self._alias(leaf) if isinstance(leaf, Tensor) else leaf for leaf in call.leaves], call.spec)
+        if results and not call.inputs and call.accepts("dtype"):
+            kwargs["dtype"] = results[0].dtype  # else a replay would depend on torch's default dtype
+        recorded = Call.of(call.op, args, kwargs)
+        targets = [self._alias(result) for result in results]
+        run: Callable[[], object] | None = None
+        if fresh and len(fresh) == len(leaves) and not call.written:
+            run = self._variants.step(recorded, targets, moved)
+        if run is None:
+            run = step(recorded.op, recorded.args, recorded.kwargs)
+            if fresh:
+                run = copying_step(run, list(zip(fresh, targets, strict=True)))
+        writes = (*recorded.written, *targets)
+        self.records.append(Record(str(call.op), node_kind(call, results), run, tuple(recorded.inputs), writes, generator))
+
+    def _alias(self, tensor: Tensor) -> Tensor:
+        block = self._blocks.get(storage_id(tensor))
+        if block is None:  # memory from outside, which the recording keeps alive
+            return alias(tensor, tensor.untyped_storage())
+        return alias(tensor, block.segment.storage, block.offset)

@@ -1,0 +1,163 @@
+"""Capturing on a CUDA device, and putting everything back when a capture fails."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....errors import BackendError, CaptureError
+from ..audit import CaptureAudit, run_checked
+from ..base import BackendName, DeviceMemory, GraphPool
+from ..rules import capture_conditions
+from .graph import CudaCapturedGraph
+from .pool import CudaPool
+
+__all__ = ["CudaGraphBackend"]
+
+_CUDA_ERRORS: tuple[type[BaseException], ...] = (torch.AcceleratorError, torch.OutOfMemoryError)
+
+
+class CudaGraphBackend:
+    """CUDA graphs on one device.
+
+    Captures run on a side stream in thread-local error mode, so that other threads may go on using the device.
+
+    Args:
+        device: ``cuda`` or ``cuda:N``.
+
+    Raises:
+        BackendError: no CUDA device, or not that one.
+    """
+
+    name: BackendName = "cuda"
+
+    def __init__(self, device: str | torch.device = "cuda") -> None:
+        if not torch.cuda.is_available():
+            raise BackendError("the cuda backend needs an NVIDIA GPU and a CUDA build of torch; neither is found here. Use backend 'cpu'.")
+        wanted = torch.device(device)
+        index = torch.cuda.current_device() if wanted.index is None else wanted.index
+        if wanted.type != "cuda" or index >= torch.cuda.device_count():
+            raise BackendError(f"{device} is not a CUDA device of this machine. Accepted: cuda:0 … cuda:{torch.cuda.device_count() - 1}.")
+        self.device = torch.device("cuda", index)
+        self._stream = torch.cuda.Stream(self.device)
+
+    def create_pool(self) -> CudaPool:
+        """A fresh pool. It takes no memory until the first capture."""
+        return CudaPool(self.device)
+
+    def warm_up(self, function: Callable[[], Any], *, static_inputs: Iterable[Tensor], owned: Iterable[Tensor], audit: bool) -> Any:
+        """Run ``function`` eagerly on the capture stream; see :class:`~vgraph_lab.graphs.backends.base.GraphBackend`."""
+        with torch.cuda.device(self.device):
+            caller = torch.cuda.current_stream()
+            self._stream.wait_stream(caller)
+            with torch.cuda.stream(self._stream), capture_conditions():
+                output = run_checked(function, CaptureAudit(static_inputs, owned)) if audit else function()
+            caller.wait_stream(self._stream)
+        return output
+
+    def capture(
+        self, function: Callable[[], Any], pool: GraphPool, *, static_inputs: Iterable[Tensor], owned: Iterable[Tensor]
+    ) -> tuple[CudaCapturedGraph, Any]:
+        """Capture ``function`` into ``pool``; see :class:`~vgraph_lab.graphs.backends.base.GraphBackend`.
+
+        What the function reads is checked by an audited :meth:`warm_up`; the driver cannot tell.
+        """
+        if not isinstance(pool, CudaPool) or pool.device != self.device:
+            raise CaptureError(f"the pool is not one of this backend ({self.device}). Use the one that create_pool() returned.")
+        if self.is_capturing():
+            raise CaptureError("this stream is being captured already; captures do not nest.")
+        with torch.cuda.device(self.device):
+            torch.cuda.synchronize()
+            with torch.cuda.stream(self._stream), capture_conditions():
+                graph, output, refusal = self._record(function, pool)
+            if graph is None:
+                # Raised outside all handlers: a chained traceback would keep the failed capture's tensors alive.
+                raise CaptureError(f"CUDA refused the capture: {refusal}")
+            graph.instantiate()
+        return CudaCapturedGraph(graph, pool), output
+
+    def _record(self, function: Callable[[], Any], pool: CudaPool) -> tuple[torch.cuda.CUDAGraph | None, Any, str]:
+        """The graph and the output; or no graph and the reason, with everything unwound."""
+        graph, handle, output, refusal = torch.cuda.CUDAGraph(keep_graph=True), pool.acquire(), None, ""
+        try:
+            graph.capture_begin(pool=handle, capture_error_mode="thread_local")
+            output = function()
+            _end(graph)
+            return graph, output, refusal
+        except _CUDA_ERRORS as error:
+            refusal = f"{str(error).splitlines()[0]}\n  at {_where(error)}"
+            del output
+            self._unwind(graph, pool)
+        except BaseException:
+            self._unwind(graph, pool)
+            raise
+        return None, None, refusal
+
+    def _unwind(self, graph: torch.cuda.CUDAGraph, pool: CudaPool) -> None:
+        """Put back what a failed capture has changed.
+
+        If the driver has invalidated the capture (the function synchronised behind torch's back), torch 2.11 leaves
+        its end half done: the allocator goes on recording into the pool, the pool keeps a reference, and the default
+        generator believes that it is still captured. Each is undone here. The pinned-memory allocator's share cannot
+        be undone from Python, so later captures go to a new handle (:meth:`CudaPool.abandon`).
+        """
+        is_valid = True
+        try:
+            if torch.cuda.is_current_stream_capturing():
+                _end(graph)
+        except RuntimeError:
+            is_valid = False
+        graph.reset()
+        if is_valid:
+            pool.release()
+            return
+        handle = pool.abandon()
+        torch._C._cuda_endAllocateToPool(self.device.index, handle)
+        torch._C._cuda_releasePool(self.device.index, handle)
+        healing = torch.cuda.CUDAGraph()  # a capture that ends well sets the generator free again
+        healing.capture_begin(capture_error_mode="thread_local")
+        torch.zeros(1, device=self.device)
+        healing.capture_end()
+        healing.reset()
+        torch.cuda.empty_cache()
+
+    def is_capturing(self) -> bool:
+        """Whether the current stream of the device is being captured."""
+        with torch.cuda.device(self.device):
+            return bool(torch.cuda.is_current_stream_capturing())
+
+    def memory(self) -> DeviceMemory:
+        """The driver's free and total bytes and the caching allocator's counts."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        return DeviceMemory(free, total, torch.cuda.memory_allocated(self.device), torch.cuda.memory_reserved(self.device))
+
+    def synchronize(self) -> None:
+        """Wait for all work on the device."""
+        torch.cuda.synchronize(self.device)
+
+    def release_cached_memory(self) -> None:
+        """Return unused segments of the caching allocator to the driver."""
+        with torch.cuda.device(self.device):
+            torch.cuda.empty_cache()
+
+
+def _end(graph: torch.cuda.CUDAGraph) -> None:
+    """End a capture. That a graph is empty is the caller's to judge; torch's warning of it has no place to point at."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+        graph.capture_end()
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line of an error's traceback that is neither torch's nor the graph framework's."""
+    ours, theirs = str(Path(__file__).parents[2]), str(Path(torch.__file__).parent)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((ours, theirs)):
+            return f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+    return "an unknown line"

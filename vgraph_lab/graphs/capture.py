@@ -1,0 +1,121 @@
+"""Capturing one Descriptor: buffers, warm-ups, capture, and the record of what each step took."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..errors import CaptureError
+from .backends.base import GraphBackend, GraphPool, count_nodes
+from .compiled import refuse_own_cudagraphs
+from .descriptor import Descriptor
+from .entry import CaptureCost, GraphEntry
+from .routine import Buffers
+from .structure import nbytes, signature, tensors
+from .target import Target
+
+__all__ = ["capture_entry", "owned_tensors"]
+
+
+def owned_tensors(modules: Iterable[nn.Module]) -> list[Tensor]:
+    """Parameters and buffers that a graph may read in place."""
+    return [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+
+
+def capture_entry(
+    backend: GraphBackend,
+    pool: GraphPool,
+    target: Target[Any],
+    descriptor: Descriptor,
+    buffers: Buffers,
+    *,
+    num_warmups: int,
+    order: int,
+    lazy: bool = False,
+) -> GraphEntry:
+    """Warm up and capture one Descriptor of one Target into ``pool``.
+
+    Args:
+        backend: where to capture.
+        pool: memory to capture into.
+        target: whose Routine does the work.
+        descriptor: the shape.
+        buffers: the Routine's static buffers for it.
+        num_warmups: eager runs before the capture; the last one is audited against the capture rules.
+        order: position among the Manager's captures, for the record.
+        lazy: whether a call asked for this capture.
+
+    Raises:
+        CaptureError: the work cannot be captured; the pool's live bytes are as they were.
+        Exception: whatever the Routine itself raised, likewise.
+    """
+    routine = target.routine
+    refuse_own_cudagraphs(routine)
+    static_inputs = tuple(tensors(dict(buffers)))
+    owned = owned_tensors(routine.captured_modules())
+
+    def forward() -> Any:
+        return routine.forward_for_capture(descriptor, buffers)
+
+    pool_before, free_before = pool.reserved_bytes, backend.memory().free_bytes
+    with _stopwatch() as warmup:
+        expected = ""
+        for run in range(num_warmups):
+            routine.prepare_for_capture(descriptor, buffers)
+            last = run == num_warmups - 1
+            found = signature(backend.warm_up(forward, static_inputs=static_inputs, owned=owned, audit=last))
+            _check_same_output(expected, found, f"warm-up {run} and {run + 1}")
+            expected = found
+        backend.synchronize()
+    with _stopwatch() as collection:
+        gc.collect()
+    with _stopwatch() as capture:
+        routine.prepare_for_capture(descriptor, buffers)
+        graph, output = backend.capture(forward, pool, static_inputs=static_inputs, owned=owned)
+    try:
+        _check_same_output(expected, signature(output), "the last warm-up and the capture")
+        cost = CaptureCost(
+            order=order,
+            static_buffer_bytes=nbytes(dict(buffers)),
+            output_bytes=nbytes(output),
+            pool_reserved_before_bytes=pool_before,
+            pool_reserved_after_bytes=pool.reserved_bytes,
+            device_delta_bytes=free_before - backend.memory().free_bytes,
+            warmup_s=warmup[0],
+            capture_s=capture[0],
+            gc_s=collection[0],
+            node_counts=count_nodes(graph.nodes()),
+        )
+        if not sum(cost.node_counts.values()):
+            raise CaptureError(
+                f"the graph of {descriptor} is empty: forward_for_capture launched nothing on {backend.device}. "
+                "Check that its tensors are on that device."
+            )
+    except BaseException:
+        del output
+        graph.reset()
+        raise
+    return GraphEntry(target.target_id, descriptor, buffers, graph, output, cost, lazy=lazy)
+
+
+def _check_same_output(expected: str, found: str, between: str) -> None:
+    if expected and expected != found:
+        raise CaptureError(
+            f"forward_for_capture changed its output between {between}: first {expected}, then {found}. "
+            "A graph's output has one structure, one set of shapes and dtypes."
+        )
+
+
+@contextmanager
+def _stopwatch() -> Iterator[list[float]]:
+    """A one-element list that holds the seconds of the block once it is over."""
+    seconds, start = [0.0], perf_counter()
+    try:
+        yield seconds
+    finally:
+        seconds[0] = perf_counter() - start

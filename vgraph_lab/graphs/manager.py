@@ -1,0 +1,239 @@
+"""The Manager: owned by the runner, it decides what is captured, when, and what a Target may use."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from enum import Enum
+from threading import Lock
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Self
+
+from ..config import VocoderGraphSettings
+from ..errors import ConfigError, FallbackReason, LifecycleError
+from .backends.base import GraphBackend, GraphPool
+from .borrow import BorrowLedger
+from .descriptor import Descriptor
+from .entry import GraphEntry, Rejection
+from .lazy import LazyCapture
+from .report import CaptureOutcome, CaptureProgress, CaptureReport
+from .runtime import GraphRuntime
+from .stats import StatsSink, StatsSnapshot
+from .store import GraphStore
+from .target import Target, VocoderGraphHandle
+
+__all__ = ["ManagerState", "ProgressCallback", "VocoderCUDAGraphManager"]
+
+logger = logging.getLogger(__name__)
+
+ProgressCallback = Callable[[CaptureProgress], None]
+
+
+class ManagerState(Enum):
+    """Where a Manager is in its life. It only moves forward."""
+
+    NEW = "new"  # Targets are known, nothing is captured; Targets answer eagerly
+    CAPTURING = "capturing"  # graphs are being captured; Targets still answer eagerly
+    READY = "ready"  # Handles are bound
+    CLEARED = "cleared"  # graphs are gone, Targets answer eagerly; the Manager is not used again
+
+
+class VocoderCUDAGraphManager:
+    """Policy, capture order, pool, memory accounting, lazy capture, statistics, binding and cleanup for Targets.
+
+    ::
+
+        with VocoderCUDAGraphManager(backend, targets, settings) as manager:
+            print(manager.capture())
+            targets[0](codes)              # hit | lazy capture | eager
+            print(manager.stats())
+
+    No Target changes its delegate until every capture is over. A Target that cannot be captured or bound stays eager
+    and the report says why; with ``settings.strict`` any such failure is an error that rolls back everything.
+
+    Args:
+        backend: where to capture.
+        targets: all Targets of the model; ids must be unique.
+        settings: policy.
+
+    Raises:
+        ConfigError: duplicate Target ids, or settings for a Target that is not declared.
+    """
+
+    def __init__(self, backend: GraphBackend, targets: Sequence[Target[Any]], settings: VocoderGraphSettings | None = None) -> None:
+        self.settings = settings or VocoderGraphSettings()
+        self.backend = backend
+        self.targets = {target.target_id: target for target in targets}
+        if len(self.targets) != len(targets):
+            ids = [target.target_id for target in targets]
+            raise ConfigError(f"Target ids must be unique, got {', '.join(sorted({i for i in ids if ids.count(i) > 1}))} more than once.")
+        self.settings.check_target_ids(self.targets)
+        self.state = ManagerState.NEW
+        self._store = GraphStore(backend, self.settings)
+        for target_id in self.targets:
+            self._store.add_target(target_id)
+        self._delegates: dict[str, Callable[..., Any]] = {}  # what this Manager gave to its Targets
+        self._eager_targets: dict[str, str] = {}
+        self._sink = StatsSink()
+        self._borrows = BorrowLedger() if self.settings.debug else None
+        self._capturing = Lock()
+
+    # ------------------------------------------------------------------------------------------------ reading
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether start-up capture is over and Handles are bound."""
+        return self.state is ManagerState.READY
+
+    @property
+    def pool(self) -> GraphPool:
+        """The pool that all graphs share."""
+        return self._store.pool
+
+    @property
+    def charged_bytes(self) -> int:
+        """What counts against ``max_memory_bytes`` now: static buffers of all entries plus the pool."""
+        return self._store.charged_bytes
+
+    def entries(self) -> list[GraphEntry]:
+        """All graphs, in capture order."""
+        return self._store.in_capture_order()
+
+    def rejections(self) -> dict[tuple[str, Descriptor], Rejection]:
+        """All Descriptors that have no graph and will not be tried again, with their reasons."""
+        return {(target_id, d): rejection for target_id, found in self._store.rejections.items() for d, rejection in found.items()}
+
+    def stats(self) -> StatsSnapshot:
+        """A consistent copy of all counters. May be called at any time, from any thread, after ``clear`` too."""
+        return self._sink.snapshot()
+
+    # ------------------------------------------------------------------------------------------------ capture
+
+    def capture(self, progress: ProgressCallback | None = None) -> CaptureReport:
+        """Capture every Descriptor of every enabled Target, largest first, then bind Handles.
+
+        Args:
+            progress: called before each Descriptor and once at the end.
+
+        Raises:
+            LifecycleError: called twice, after ``clear``, or while another Manager serves one of the Targets.
+            VGraphLabError: in strict mode, the first failure; everything is rolled back.
+        """
+        if self.state is not ManagerState.NEW:
+            raise LifecycleError(f"capture() needs a new Manager, this one is {self.state.value}. Make another one to capture again.")
+        for target in self.targets.values():
+            if target.is_bound:
+                raise LifecycleError(f"{target.target_id} is served by another Manager. Clear that one before capturing again.")
+        self.state = ManagerState.CAPTURING
+        start = perf_counter()
+        try:
+            with self._capturing:
+                outcomes = self._capture_all(progress)
+                for target in self.targets.values():
+                    self._bind_or_stay_eager(target)
+        except BaseException:
+            self._release_all()
+            raise
+        self.state = ManagerState.READY
+        return CaptureReport(
+            backend=f"{self.backend.name} ({self.backend.device})",
+            outcomes=outcomes,
+            eager_targets=dict(self._eager_targets),
+            seconds=perf_counter() - start,
+            static_buffer_bytes=self._store.static_buffer_bytes,
+            pool_reserved_bytes=self.pool.reserved_bytes,
+            free_bytes=self.backend.memory().free_bytes,
+        )
+
+    def _capture_all(self, progress: ProgressCallback | None) -> list[CaptureOutcome]:
+        plan = [(t, d) for t in self.targets.values() for d in sorted(t.descriptors, key=lambda d: (d.work, str(d)), reverse=True)]
+        outcomes: list[CaptureOutcome] = []
+        for done, (target, descriptor) in enumerate(plan):
+            if progress:
+                progress(CaptureProgress(done, len(plan), target.target_id, descriptor))
+            if self._is_enabled(target):
+                result = self._store.attempt(target, descriptor, lazy=False)
+            else:
+                result = self._store.reject(target, descriptor, FallbackReason.DISABLED, "switched off in the settings")
+            cost, rejection = (None, result) if isinstance(result, Rejection) else (result.cost, None)
+            outcomes.append(CaptureOutcome(target.target_id, descriptor, cost, rejection))
+        if progress:
+            progress(CaptureProgress(len(plan), len(plan), None, None))
+        return outcomes
+
+    def _is_enabled(self, target: Target[Any]) -> bool:
+        return not self.settings.enforce_eager and self.settings.for_target(target.target_id).enabled
+
+    # ------------------------------------------------------------------------------------------------ binding
+
+    def _bind_or_stay_eager(self, target: Target[Any]) -> None:
+        try:
+            self._bind(target)
+        except Exception as error:
+            if self.settings.strict:
+                raise
+            self._release(target)
+            self._eager_targets[target.target_id] = f"it could not be bound: {self._store.describe(error)}"
+            logger.warning("%s stays eager: %s", target.target_id, error)
+
+    def _bind(self, target: Target[Any]) -> None:
+        target_id, settings = target.target_id, self.settings.for_target(target.target_id)
+        enabled = self._is_enabled(target)
+        lazy = enabled and settings.enable_lazy_capture and settings.max_extra_graphs != 0
+        if lazy and settings.max_extra_graphs is None:
+            logger.warning("%s: max_extra_graphs is null, so lazy capture is unbounded", target_id)
+        runtime = GraphRuntime(
+            self._store,
+            target,
+            self._sink.recorder(target_id),
+            constant_reason=None if enabled else FallbackReason.DISABLED,
+            lazy_capture=LazyCapture(self._store, target, settings.max_extra_graphs, self._capturing) if lazy else None,
+            borrows=self._borrows,
+        )
+        if self._store.entries[target_id] or lazy:
+            handle = VocoderGraphHandle(runtime)
+            target.bind(handle)
+            self._delegates[target_id] = handle
+        else:
+            target.observe(runtime)
+            self._delegates[target_id] = runtime
+            self._eager_targets[target_id] = "it has no graph" if enabled else "it is switched off"
+
+    # ------------------------------------------------------------------------------------------------ cleanup
+
+    def clear(self) -> None:
+        """Restore eager delegates, reset graphs, release entries, emit final statistics. Safe to call twice.
+
+        Raises:
+            LifecycleError: called while ``capture`` runs.
+        """
+        if self.state is ManagerState.CAPTURING:
+            raise LifecycleError("clear() was called during capture(). To abort a capture, raise from its progress callback.")
+        if self.state is ManagerState.CLEARED:
+            return
+        self._release_all()
+        if self.settings.log_stats:
+            logger.info("final statistics: %s", self.stats())
+
+    def _release_all(self) -> None:
+        self.state = ManagerState.CLEARED
+        with self._capturing:  # a lazy capture that is under way ends first
+            for target in self.targets.values():
+                self._release(target)
+            self.backend.release_cached_memory()
+
+    def _release(self, target: Target[Any]) -> None:
+        delegate = self._delegates.pop(target.target_id, None)
+        if delegate is not None:
+            target.restore_eager(delegate)
+        self._store.release(target.target_id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.clear()
+
+    def __repr__(self) -> str:
+        return f"VocoderCUDAGraphManager({self.state.value}, {len(self.entries())} graphs, {len(self.targets)} targets)"

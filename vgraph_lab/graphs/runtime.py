@@ -1,0 +1,99 @@
+"""What happens when a bound Target is called: validate, resolve, then replay a graph or run eager with a reason."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..errors import FallbackReason, ForkedProcessError
+from .borrow import BorrowLedger
+from .descriptor import Descriptor
+from .entry import GraphEntry
+from .lazy import LazyCapture
+from .routine import Resolution
+from .stats import Recorder
+from .store import GraphStore
+from .structure import clone
+from .target import Target
+
+__all__ = ["GraphRuntime"]
+
+
+class GraphRuntime:
+    """The callable behind one Handle.
+
+    Fallback to eager happens for coverage misses only, and before anything is written. From the first write into a
+    static buffer on, an error is recorded and propagates.
+
+    ``constant_reason`` makes every call eager with that reason (a Target that is switched off).
+
+    The pool is held from copy-in to materialisation, not only the entry: graphs of one pool share memory, so another
+    graph's replay may overwrite this one's intermediates and, if it was captured earlier, this one's output.
+    """
+
+    def __init__(
+        self,
+        store: GraphStore,
+        target: Target[Any],
+        recorder: Recorder,
+        *,
+        constant_reason: FallbackReason | None = None,
+        lazy_capture: LazyCapture | None = None,
+        borrows: BorrowLedger | None = None,
+    ) -> None:
+        self._backend, self._pool, self._recorder = store.backend, store.pool, recorder
+        self._entries, self._rejections = store.entries[target.target_id], store.rejections[target.target_id]
+        self._routine, self._target = target.routine, target
+        self._constant_reason, self._lazy_capture, self._borrows = constant_reason, lazy_capture, borrows
+        self._process = os.getpid()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._routine.validate_runtime_inputs(*args, **kwargs)
+        resolution = self._routine.resolve(*args, **kwargs)
+        found = FallbackReason.NESTED_CAPTURE if self._backend.is_capturing() else self._select(resolution)
+        if isinstance(found, GraphEntry):
+            if os.getpid() != self._process:
+                raise ForkedProcessError(
+                    f"{self._target.target_id} was captured in process {self._process} and called in its fork {os.getpid()}. "
+                    "Graphs do not survive a fork: load and capture in the child, or start it with the spawn method."
+                )
+            with self._pool.exclusive():
+                if not found.is_released:
+                    return self._replay(found, resolution.key, args, kwargs)
+            found = FallbackReason.NO_GRAPH  # cleared by another thread between selection and replay
+        self._recorder.record_fallback(resolution.key, found)
+        return self._routine.eager_call(*args, **kwargs)
+
+    def _select(self, resolution: Resolution) -> GraphEntry | FallbackReason:
+        if self._constant_reason is not None:
+            return self._constant_reason
+        for candidate in resolution.candidates:
+            entry = self._entries.get(candidate)
+            if entry is not None:
+                return entry
+        if self._lazy_capture is not None:
+            return self._lazy_capture(resolution.key)
+        if not resolution.candidates:
+            return resolution.miss_reason
+        rejection = self._rejections.get(resolution.candidates[0])
+        return rejection.reason if rejection else FallbackReason.NO_GRAPH
+
+    def _replay(self, entry: GraphEntry, key: Descriptor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._borrows is not None:
+            self._borrows.begin_call()
+        descriptor = entry.descriptor
+        try:
+            self._routine.copy_runtime_inputs(descriptor, entry.buffers, *args, **kwargs)
+            entry.graph.replay()
+            output = self._routine.output_after_replay(descriptor, entry.buffers, entry.output, *args, **kwargs)
+            entry.check_structure(output)
+            if self._target.clone_output:
+                output = clone(output)
+            elif self._borrows is not None:
+                output = self._borrows.lend(output, f"{self._target.target_id} {descriptor}")
+        except BaseException as error:
+            self._recorder.record_replay_error(key, descriptor, error)
+            raise
+        entry.touch()
+        self._recorder.record_graph_hit(key, descriptor)
+        return output

@@ -1,0 +1,172 @@
+"""One capture in a few figures and one verdict: what a notebook hands to whoever runs it."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ..errors import InputError
+from ..graphs.manager import ManagerState, VocoderCUDAGraphManager
+from ..graphs.report import CaptureReport
+from .audio import dbfs
+from .coverage import coverage_summary, coverage_table
+from .parity import Comparison, median_speedup
+
+__all__ = ["SUMMARY_MIME", "CaptureSummary", "summarise"]
+
+SUMMARY_MIME = "application/vnd.vgraph-lab.summary+json"
+"""Displaying a :class:`CaptureSummary` puts its figures into the notebook under this type, for programs to read."""
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureSummary:
+    """Plain figures, all of them JSON.
+
+    Attributes:
+        backend: name of the graph backend and its device.
+        graphs_requested: Descriptors that were asked for.
+        graphs_captured: graphs that were made.
+        capture_s: seconds of the whole capture.
+        static_buffer_bytes: static buffers of all graphs.
+        pool_bytes: reserved by the pool after the capture.
+        exact_hits: calls whose shape was captured.
+        padded_hits: calls served by a larger graph.
+        fallbacks: calls that ran eager, by reason.
+        errors: calls that failed during copy-in, replay or materialisation.
+        wasted_share: of the frames that hits computed, the share computed for nothing; None without hits.
+        median_speedup: median over hits of eager seconds / graph seconds; None without hits.
+        compared: waveforms that were compared with eager.
+        equal: of these, how many are as equal as they must be.
+        largest_difference: largest absolute difference from eager, amplitude relative to full scale; None if it is not
+            finite.
+        largest_difference_in: name of that input; None if all are identical.
+        pool_bytes_after_clear: reserved by the pool once the Manager was cleared; None if it was not.
+    """
+
+    backend: str
+    graphs_requested: int
+    graphs_captured: int
+    capture_s: float
+    static_buffer_bytes: int
+    pool_bytes: int
+    exact_hits: int
+    padded_hits: int
+    fallbacks: dict[str, int]
+    errors: int
+    wasted_share: float | None
+    median_speedup: float | None
+    compared: int
+    equal: int
+    largest_difference: float | None
+    largest_difference_in: str | None
+    pool_bytes_after_clear: int | None
+
+    @property
+    def hits(self) -> int:
+        """Calls served by a graph."""
+        return self.exact_hits + self.padded_hits
+
+    @property
+    def calls(self) -> int:
+        """All counted calls."""
+        return self.hits + sum(self.fallbacks.values()) + self.errors
+
+    @property
+    def passed(self) -> bool:
+        """Whether all graphs exist, something was compared and all of it is equal, and the pool was released."""
+        captured = self.graphs_captured == self.graphs_requested > 0
+        return captured and self.compared == self.equal > 0 and self.errors == 0 and self.pool_bytes_after_clear == 0
+
+    def verdict(self) -> str:
+        """One line without timings or bytes, the same on every machine."""
+        released = {None: "pool not released yet", 0: "pool released"}.get(self.pool_bytes_after_clear, "pool NOT released")
+        exact = f"{self.exact_hits} exact hits and {sum(self.fallbacks.values())} fallbacks bit for bit"
+        how = f" ({exact}, {self.padded_hits} padded hits within tolerance)" if self.compared == self.equal else ""
+        return (
+            f"{'PASS' if self.passed else 'FAIL'}: {self.graphs_captured}/{self.graphs_requested} graphs captured; "
+            f"{self.equal}/{self.compared} utterances equal eager{how}; {released}"
+        )
+
+    def figures(self) -> dict[str, str]:
+        """The figures in words, by what they are about."""
+        reasons = ", ".join(f"{reason} {calls}" for reason, calls in self.fallbacks.items())
+        fallbacks = f"{sum(self.fallbacks.values())} fallbacks" + (f" ({reasons})" if reasons else "")
+        hit_rate = f"{self.hits / self.calls:.1%}" if self.calls else "no calls"
+        left = "not cleared" if self.pool_bytes_after_clear is None else f"pool {_mib(self.pool_bytes_after_clear)}"
+        return {
+            "graphs": f"{self.graphs_captured} of {self.graphs_requested} captured on {self.backend} in {self.capture_s:.1f} s",
+            "memory": f"{_mib(self.static_buffer_bytes)} static buffers + {_mib(self.pool_bytes)} pool",
+            "calls": f"{self.calls}: {self.hits} hits, {fallbacks}, {self.errors} errors",
+            "hit rate": f"{hit_rate} ({self.exact_hits} exact, {self.padded_hits} padded)",
+            "padding": "no hits" if self.wasted_share is None else f"{self.wasted_share:.1%} of the frames that graphs computed",
+            "speed": "no hits" if self.median_speedup is None else f"{self.median_speedup:.2f} × eager, median over hits",
+            "largest difference": self._largest(),
+            "after clean-up": left,
+        }
+
+    def _largest(self) -> str:
+        if self.largest_difference_in is None:
+            return "none: all identical, bit for bit"
+        level = "not finite" if self.largest_difference is None else f"{dbfs(self.largest_difference):.1f} dBFS"
+        return f"{level}, in {self.largest_difference_in}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data that :meth:`from_json` reads."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CaptureSummary:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            InputError: keys are missing or unknown.
+        """
+        wanted = {field.name for field in fields(cls)}
+        if set(data) != wanted:
+            raise InputError(f"not a capture summary: missing {sorted(wanted - set(data))}, unknown {sorted(set(data) - wanted)}.")
+        return cls(**data)
+
+    def __str__(self) -> str:
+        width = max(map(len, self.figures()))
+        return "\n".join([self.verdict(), *(f"{name.ljust(width)}  {words}" for name, words in self.figures().items())])
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        rows = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(words)}</td></tr>" for name, words in self.figures().items())
+        markup = f"<table><caption>{html.escape(self.verdict())}</caption><tbody>{rows}</tbody></table>"
+        return {SUMMARY_MIME: self.to_json(), "text/html": markup, "text/plain": str(self)}
+
+
+def summarise(report: CaptureReport, manager: VocoderCUDAGraphManager, comparisons: Sequence[Comparison]) -> CaptureSummary:
+    """The figures of one capture, its Manager's statistics and a comparison with eager. Call it after ``manager.clear()``."""
+    totals = coverage_summary(coverage_table(manager.stats()))
+    padded, requested = int(totals["padded_frames"].sum()), int(totals["requested_frames"].sum())
+    worst = max(comparisons, key=lambda c: c.difference.max_abs, default=None)
+    largest = worst.difference.max_abs if worst else 0.0
+    return CaptureSummary(
+        backend=report.backend,
+        graphs_requested=report.requested,
+        graphs_captured=report.captured,
+        capture_s=report.seconds,
+        static_buffer_bytes=report.static_buffer_bytes,
+        pool_bytes=report.pool_reserved_bytes,
+        exact_hits=int(totals["exact_hits"].sum()),
+        padded_hits=int(totals["padded_hits"].sum()),
+        fallbacks={str(reason): calls for reason, calls in manager.stats().reasons().items()},
+        errors=int(totals["errors"].sum()),
+        wasted_share=padded / (padded + requested) if requested else None,
+        median_speedup=median_speedup(comparisons),
+        compared=len(comparisons),
+        equal=sum(c.verdict.passed for c in comparisons),
+        largest_difference=largest if math.isfinite(largest) else None,
+        largest_difference_in=worst.name if worst and largest > 0 else None,
+        pool_bytes_after_clear=manager.pool.reserved_bytes if manager.state is ManagerState.CLEARED else None,
+    )
+
+
+def _mib(count: int) -> str:
+    return f"{count / _MIB:,.2f} MiB"

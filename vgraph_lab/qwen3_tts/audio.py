@@ -1,0 +1,53 @@
+"""Reading recordings: any file that libsndfile knows, as mono floats at the codec's rate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import soundfile
+import torch
+from torch import Tensor
+
+from vgraph_lab.errors import InputError
+
+__all__ = ["read_audio"]
+
+
+def read_audio(path: str | Path, *, sample_rate: int = 24_000, max_seconds: float | None = 120.0) -> Tensor:
+    """A recording as mono float32 [samples] with full scale ±1.
+
+    Channels are averaged; other rates are resampled (windowed sinc, ``torchaudio.functional.resample``).
+
+    Args:
+        path: WAV, FLAC, Ogg, MP3, AIFF, AU or another format of libsndfile.
+        sample_rate: wanted rate in Hz.
+        max_seconds: longest recording accepted, so that a wrong file is noticed before it fills the memory; ``None``
+            accepts any.
+
+    Raises:
+        InputError: no such file, not audio, empty, longer than ``max_seconds``, or with NaN or infinity in it.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path} is not a file.")
+    try:
+        info = soundfile.info(path)
+        seconds = info.frames / info.samplerate
+        if max_seconds is not None and seconds > max_seconds:
+            raise InputError(f"{path} lasts {seconds:.1f} s; the limit is {max_seconds:g} s. Cut it, or pass max_seconds=None.")
+        samples, source_rate = soundfile.read(path, dtype="float32", always_2d=True)
+    except soundfile.LibsndfileError as error:
+        raise InputError(
+            f"{path} cannot be read as audio ({error}). Accepted are the formats of libsndfile: WAV, FLAC, Ogg, MP3, AIFF, AU and others; "
+            "convert the rest first."
+        ) from error
+    wav = torch.from_numpy(samples).mean(dim=1)
+    if not wav.numel():
+        raise InputError(f"{path} has no samples.")
+    if not torch.isfinite(wav).all():
+        raise InputError(f"{path} contains NaN or infinity ({int((~torch.isfinite(wav)).sum())} of {wav.numel()} samples).")
+    if source_rate != sample_rate:
+        from torchaudio.functional import resample  # only where it is needed: the import takes a while
+
+        wav = resample(wav, source_rate, sample_rate)
+    return wav.contiguous()

@@ -1,0 +1,111 @@
+"""Causal building blocks of the waveform stage. Tensors are [B, channels, time] throughout."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+__all__ = ["CausalConv1d", "CausalConvTranspose1d", "ConvNeXtBlock", "DecoderBlock", "LayerScale", "ResidualUnit", "SnakeBeta"]
+
+
+class CausalConv1d(nn.Module):
+    """Convolution that sees the past only: output [.., t] depends on input [.., ≤ t]; the length is kept.
+
+    ``left_context`` is how many earlier samples one output sample reads; streaming forms carry that many over.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, *, dilation: int = 1, groups: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(in_channels, out_channels, kernel_size, dilation=dilation, groups=groups)
+        self.left_context = (kernel_size - 1) * dilation
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.conv(F.pad(x, (self.left_context, 0)))
+        return out
+
+
+class CausalConvTranspose1d(nn.Module):
+    """Upsampling by ``stride``: T samples become T * stride. What the kernel rings beyond the last one is cut."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int) -> None:
+        super().__init__()
+        self.conv = nn.ConvTranspose1d(in_channels, out_channels, kernel_size, stride=stride)
+        self.overlap = kernel_size - stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.conv(x)
+        return out[..., : out.shape[-1] - self.overlap].contiguous() if self.overlap else out
+
+
+class SnakeBeta(nn.Module):
+    """x + sin²(x·eᵅ) / (eᵝ + 1e-9), with α and β per channel (BigVGAN's SnakeBeta in log scale)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.zeros(channels))
+        self.beta = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        frequency = self.alpha.exp()[:, None]
+        magnitude = (self.beta.exp() + 1e-9).reciprocal()[:, None]
+        return x + magnitude * torch.sin(x * frequency).square()
+
+
+class LayerScale(nn.Module):
+    """A learned factor per channel on a residual branch."""
+
+    def __init__(self, channels: int, initial: float) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((channels,), initial))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * x
+
+
+class ConvNeXtBlock(nn.Module):
+    """Depthwise causal convolution, LayerNorm, and a pointwise MLP, scaled and added to the input."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.dwconv = CausalConv1d(channels, channels, 7, groups=channels)
+        self.norm = nn.LayerNorm(channels, eps=1e-6)
+        self.pwconv1 = nn.Linear(channels, 4 * channels)
+        self.pwconv2 = nn.Linear(4 * channels, channels)
+        self.gamma = nn.Parameter(torch.full((channels,), 1e-6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.dwconv(x).transpose(1, 2))
+        y = self.gamma * self.pwconv2(F.gelu(self.pwconv1(y)))
+        return x + y.transpose(1, 2)
+
+
+class ResidualUnit(nn.Module):
+    """SnakeBeta, dilated convolution, SnakeBeta, pointwise convolution, added to the input."""
+
+    def __init__(self, channels: int, dilation: int) -> None:
+        super().__init__()
+        self.act1 = SnakeBeta(channels)
+        self.conv1 = CausalConv1d(channels, channels, 7, dilation=dilation)
+        self.act2 = SnakeBeta(channels)
+        self.conv2 = CausalConv1d(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.conv2(self.act2(self.conv1(self.act1(x))))
+        return out
+
+
+class DecoderBlock(nn.Module):
+    """One upsampling stage of the waveform decoder: SnakeBeta, transposed convolution, three residual units."""
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.block = nn.Sequential(
+            SnakeBeta(in_channels),
+            CausalConvTranspose1d(in_channels, out_channels, 2 * stride, stride),
+            *(ResidualUnit(out_channels, dilation) for dilation in (1, 3, 9)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.block(x)
+        return out

@@ -1,0 +1,75 @@
+"""Tables of :mod:`vgraph_lab.inspect` for reading: chosen columns, units below names, every row shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import pandas as pd
+
+from ..errors import InputError, did_you_mean
+from .html import Html, escape, styled
+
+__all__ = ["show_table"]
+
+_UNITS = {"_mib": "MiB", "_dbfs": "dBFS", "_db": "dB", "_s": "s", "_ms": "ms", "_utc": "UTC", "_share": "%", "_rate": "%"}
+_PERCENT = ("_share", "_rate")
+
+
+def show_table(table: pd.DataFrame, columns: Sequence[str] | None = None, *, meanings: Mapping[str, str] | None = None) -> Html:
+    """Show columns of a table as they should be read.
+
+    Args:
+        table: any table; units are recognised by the end of a column's name.
+        columns: which ones and in which order; all by default.
+        meanings: column → sentence, shown when the pointer rests on the column's name.
+
+    Raises:
+        InputError: a column that the table has not got.
+    """
+    shown = list(table.columns) if columns is None else list(columns)
+    for name in shown:
+        if name not in table:
+            raise InputError(f"no column {name!r}.{did_you_mean(name, table.columns)} The table has: {', '.join(table.columns)}.")
+    numeric = {name: pd.api.types.is_numeric_dtype(table[name]) and not pd.api.types.is_bool_dtype(table[name]) for name in shown}
+    head = "".join(_header(name, numeric[name], (meanings or {}).get(name, "")) for name in shown)
+    cells = {name: [_cell(name, value) for value in table[name]] for name in shown}
+    rows = "".join(
+        "<tr>" + "".join(f"<td{_class(numeric[name])}>{escape(cells[name][i])}</td>" for name in shown) + "</tr>" for i in range(len(table))
+    )
+    empty = f'<tr><td class="vgl-text" colspan="{len(shown)}">no rows</td></tr>'
+    return styled(f'<table class="vgl-table"><thead><tr>{head}</tr></thead><tbody>{rows or empty}</tbody></table>')
+
+
+def _class(is_numeric: bool) -> str:
+    return "" if is_numeric else ' class="vgl-text"'
+
+
+def _header(name: str, is_numeric: bool, meaning: str) -> str:
+    suffix = next((end for end in _UNITS if name.endswith(end)), "")
+    words = name.removesuffix("" if suffix in _PERCENT else suffix).replace("_", " ")
+    title = f' title="{escape(meaning)}"' if meaning else ""
+    return f'<th scope="col"{_class(is_numeric)}{title}>{escape(words)}<small>{_UNITS.get(suffix, "") or "&nbsp;"}</small></th>'
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None or value is pd.NA or value is pd.NaT or (isinstance(value, float) and math.isnan(value)):
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, datetime):
+        return value.strftime("%H:%M:%S")
+    if isinstance(value, float):
+        return _number(name, value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _number(name: str, value: float) -> str:
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if name.endswith(_PERCENT):
+        return f"{100 * value:.1f}"
+    digits = 3 if name.endswith("_s") else 1 if name.endswith(("_db", "_dbfs")) else 2
+    return f"{value:,.{digits}f}".replace("-", "−")
