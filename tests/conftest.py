@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -24,3 +25,14 @@ def tiny_folder() -> Path:
 @pytest.fixture(scope="session")
 def tiny_decoder() -> Code2WavDecoder:
     return vg.load_decoder(TINY)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In CI a skipped test is a failure, unless it needs a GPU: CI has none."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("CI") != "true" or reporter is None:
+        return
+    forgotten = [report.nodeid for report in reporter.stats.get("skipped", []) if "cuda" not in report.keywords]
+    if forgotten:
+        reporter.write_line(f"CI runs every test that needs no GPU, but these were skipped: {', '.join(forgotten)}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

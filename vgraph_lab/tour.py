@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import platform
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -42,6 +44,11 @@ class TourResult:
     def passed(self) -> bool:
         """The notebook's verdict."""
         return self.summary.passed
+
+    def to_json(self) -> str:
+        """The figures, the verdict and where the report is, as JSON."""
+        found = {"verdict": self.summary.verdict(), "passed": self.passed, "report": str(self.report), "seconds": round(self.seconds, 1)}
+        return json.dumps({**found, **self.summary.to_json()}, indent=1)
 
     def __str__(self) -> str:
         size_mb = self.report.stat().st_size / 1e6
@@ -117,7 +124,8 @@ def _execute(notebook: Any, folder: Path, timeout_s: float) -> None:
         resources={"metadata": {"path": str(folder)}},
         extra_arguments=["--log-level=ERROR"],  # the kernel's own warnings are about remote access, and this one is local
     )
-    client.execute()
+    # Threads that wait should sleep: spinning ones starve each other, threefold and more, where cores are shared.
+    client.execute(env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ})
 
 
 def _handed_over(notebook: Any, path: Path) -> CaptureSummary:
@@ -130,10 +138,17 @@ def _handed_over(notebook: Any, path: Path) -> CaptureSummary:
 
 def _write(output: Path, notebook: Any, *, verdict: str, passed: bool, figures: dict[str, str], seconds: float) -> None:
     origin = (
-        f"Executed in {seconds:.0f} s on {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}: vgraph-lab {version('vgraph-lab')}, "
-        f"torch {version('torch')}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+        f"Executed in {seconds:.0f} s on {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}: {_version('vgraph-lab')}, {_version('torch')}, "
+        f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     )
     page = report_page(notebook, verdict=verdict, passed=passed, figures=figures, origin=origin)
     partial = output.with_name(output.name + ".partial")
     partial.write_text(page, encoding="utf-8")
     partial.replace(output)
+
+
+def _version(distribution: str) -> str:
+    try:
+        return f"{distribution} {version(distribution)}"
+    except PackageNotFoundError:  # a source tree on the path
+        return f"{distribution} (not installed)"

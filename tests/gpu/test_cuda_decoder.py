@@ -16,6 +16,7 @@ from vgraph_lab.qwen3_tts.stateless import stateless_target
 
 TINY = Path(__file__).parents[1] / "data" / "tiny-12hz"
 
+
 def codes(batch: int, frames: int, seed: int = 0, size: int = 64) -> torch.Tensor:
     return torch.randint(0, size, (batch, 16, frames), generator=torch.Generator().manual_seed(seed))
 

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 import torch
 
 from vgraph_lab.graphs.backends.cpu import ArenaPool, CpuGraph, CpuGraphBackend
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """One thread per operation: on busy machines the threads of one small operation wait for each other far longer than it takes."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
 
 Capture = Callable[..., tuple[CpuGraph, Any]]
 

@@ -133,6 +133,25 @@ def test_bytes_outlive_a_pool_that_gave_them_back() -> None:
     gc.collect()
 
 
+def test_a_death_that_is_reported_after_the_roll_back_frees_nothing() -> None:
+    pool = ArenaPool()
+    keeper = pool.lease()
+    _, kept = keeper.allocate(KIB)
+    keeper.close()
+    failed = pool.lease()
+    block, tensor = failed.allocate(KIB)
+    ref = block.ref
+    assert ref is not None
+    failed.roll_back()
+    again = pool.lease()
+    _, other = again.allocate(KIB)
+    layout = pool.layout()
+    pool._dead.append(ref)  # as the finalizer of another thread does that had begun before the roll-back
+    assert pool.layout() == layout
+    check(pool, {1: kept.fill_(1), 2: other.fill_(2)})
+    del tensor
+
+
 def test_a_capture_does_not_reuse_what_others_free_meanwhile() -> None:
     pool = ArenaPool()
     first = pool.lease()

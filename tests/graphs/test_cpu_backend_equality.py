@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from vgraph_lab.graphs.backends.cpu import CpuGraphBackend
-from vgraph_lab.qwen3_tts.checkpoint import load_decoder
-
-GOLDEN = Path(__file__).parent.parent / "data" / "tiny-12hz"
+from vgraph_lab.graphs.backends.cpu import CpuGraphBackend, out_variant
+from vgraph_lab.qwen3_tts.decoder import Code2WavDecoder
 
 
 @dataclass
@@ -139,6 +136,20 @@ def output_argument() -> Case:
     return Case(write, (torch.randn(1, 7),))
 
 
+@torch.library.custom_op("vgraph_lab_test::shift", mutates_args=("x",))
+def shift(x: Tensor, by: float) -> Tensor:
+    x.add_(by)
+    return x.exp()
+
+
+def custom_operator() -> Case:
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        return shift(y, 0.5) + shift(y, 1.0), y
+
+    return Case(run, (torch.randn(4),))
+
+
 def half_precision() -> Case:
     net = nn.Linear(8, 8).to(torch.bfloat16)
     return Case(lambda x: net(x.to(torch.bfloat16)).float(), (torch.randn(3, 8),), (net,))
@@ -180,6 +191,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "weight_norm": weight_norm,
     "scatter": scatter,
     "output_argument": output_argument,
+    "custom_operator": custom_operator,
     "half_precision": half_precision,
     "autocast": autocast,
     "constants": constants,
@@ -228,8 +240,8 @@ def test_training_batch_norm_updates_its_statistics_once_per_replay(cpu_backend:
 
 
 @pytest.mark.parametrize("frames", [1, 25, 97])
-def test_decoder_is_bit_equal_over_fresh_codes(frames: int, cpu_backend: CpuGraphBackend) -> None:
-    decoder = load_decoder(GOLDEN)
+def test_decoder_is_bit_equal_over_fresh_codes(frames: int, tiny_decoder: Code2WavDecoder, cpu_backend: CpuGraphBackend) -> None:
+    decoder = tiny_decoder
     owned = [*decoder.parameters(), *decoder.buffers()]
     size = decoder.geometry.codebook_size
     generator = torch.Generator().manual_seed(frames)
@@ -246,3 +258,23 @@ def test_decoder_is_bit_equal_over_fresh_codes(frames: int, cpu_backend: CpuGrap
             eager = decode()
             graph.replay()
             assert torch.equal(eager, output), f"fresh codes {attempt}"
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        (torch.ops.aten.cos.out, ("out",)),  # other bits
+        (torch.ops.aten.sum.out, ("out",)),  # another shape
+        (torch.ops.aten.add.out, ("out",)),  # other arguments
+    ],
+    ids=["bits", "shape", "arguments"],
+)
+def test_an_out_overload_that_differs_is_not_used(wrong: Any, cpu_backend: CpuGraphBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(5)
+    monkeypatch.setattr(out_variant, "_out_variant", lambda op: wrong)
+    graph, output = cpu_backend.capture(lambda: x.sin().sin(), cpu_backend.create_pool(), static_inputs=[x], owned=[])
+    assert torch.equal(output, x.sin().sin())
+    x.normal_()
+    graph.replay()
+    assert torch.equal(output, x.sin().sin())

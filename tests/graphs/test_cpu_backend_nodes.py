@@ -29,7 +29,7 @@ def test_kinds_names_and_views(cpu_capture: Capture) -> None:
         b = x.clone()  # 1: a copy
         y.copy_(b.t())  # 2: a copy that reads 1
         c = b.to(torch.float64)  # 3: a conversion is a kernel
-        a.add_(1)  # 4: writes what 0 wrote
+        a.unsqueeze_(0).squeeze_().add_(1)  # 4: writes what 0 wrote
         return a.view(3, 2).t().double() @ c.t()  # 5 conversion, 6 product; views are no nodes
 
     graph, _ = cpu_capture(function, x, y)
@@ -82,11 +82,12 @@ def test_draws_from_one_generator_keep_their_order(cpu_capture: Capture) -> None
         b = torch.rand(3, generator=other)
         c = torch.rand(3)
         d = torch.rand(3, generator=other)
-        e = torch.nn.functional.scaled_dot_product_attention(a.view(1, 1, 1, 3), c.view(1, 1, 1, 3), b.view(1, 1, 1, 3))
-        return a, b, c, d, e  # attention draws only if it drops
+        q = a.view(1, 1, 1, 3)
+        e = torch.nn.functional.scaled_dot_product_attention(q, q, q)  # draws only if it drops
+        return a, b, c, d, e, torch.rand(3)  # its block was attention's second result
 
     graph, _ = cpu_capture(function)
-    assert [node.dependencies for node in graph.nodes()] == [(), (), (0,), (1,), (0, 1, 2)]
+    assert [node.dependencies for node in graph.nodes()] == [(), (), (0,), (1,), (0,), (2, 4)]
 
 
 def some_order(nodes: tuple[GraphNode, ...], rng: random.Random) -> list[int]:

@@ -130,10 +130,12 @@ def test_replay_ignores_the_default_dtype(cpu_capture: Capture) -> None:
     x = torch.zeros(3)
 
     def function() -> Tensor:
-        return torch.linspace(0, 1, 3) / 3 + x
+        return torch.linspace(0, 1, 3) / 3 + torch.rand(3) + x
 
     graph, output = cpu_capture(function, x)
+    torch.manual_seed(3)
     expected = function()
+    torch.manual_seed(3)
     torch.set_default_dtype(torch.float64)
     try:
         graph.replay()
@@ -156,6 +158,26 @@ def test_autocast_weight_cache_does_not_reach_the_graph(cpu_capture: Capture) ->
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(output, net(x))
     assert not torch.equal(output, before)
+
+
+def test_casts_that_the_caller_has_cached_are_not_used(cpu_backend: CpuGraphBackend) -> None:
+    net, x = nn.Linear(4, 4), torch.ones(1, 4)
+
+    def caching() -> Any:
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=True):
+            return net(x)
+
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        net(x)
+        net.weight.add_(1)
+        first = cpu_backend.warm_up(caching, static_inputs=[x], owned=net.parameters(), audit=False)
+        net.weight.add_(1)
+        second = net(x)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        assert torch.equal(second, net(x)), "nor does the caller use those of the warm-up"
+        net.weight.sub_(1)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        assert torch.equal(first, net(x))
 
 
 def test_a_reset_graph_does_not_replay(cpu_capture: Capture) -> None:

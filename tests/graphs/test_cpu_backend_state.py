@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vgraph_lab.errors import CaptureRefusedError
 from vgraph_lab.graphs.backends.cpu import CpuGraphBackend
 
 Capture = Callable[..., tuple[Any, Any]]
@@ -112,6 +114,36 @@ def test_explicit_generators_are_put_back_and_advanced(cpu_capture: Capture) -> 
         assert torch.equal(output, draw(twin))
         assert torch.equal(ours.get_state(), twin.get_state())
     assert torch.equal(torch.get_rng_state(), default), "the default stream is another one"
+
+
+@torch.library.custom_op("vgraph_lab_test::jitter", mutates_args=())
+def jitter(x: Tensor) -> Tensor:
+    return x + torch.rand(x.shape)
+
+
+def test_draws_inside_opaque_operators_are_put_back_too(cpu_capture: Capture) -> None:
+    x = torch.zeros(3)
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    graph, output = cpu_capture(lambda: jitter(x) * 2, x)
+    assert torch.equal(torch.get_rng_state(), before)
+    graph.replay()
+    torch.manual_seed(11)
+    assert torch.equal(output, jitter(x) * 2)
+
+
+def test_automatic_garbage_collection_pauses(cpu_capture: Capture) -> None:
+    x, seen = torch.zeros(3), []
+
+    def function() -> Tensor:
+        seen.append(gc.isenabled())
+        return x + 1
+
+    cpu_capture(function, x)
+    with pytest.raises(CaptureRefusedError):
+        cpu_capture(lambda: function().nonzero(), x)
+    assert seen == [False, False]
+    assert gc.isenabled()
 
 
 def test_a_number_that_is_written_to_starts_anew_at_each_replay(cpu_capture: Capture) -> None:

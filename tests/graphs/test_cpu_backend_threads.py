@@ -65,7 +65,9 @@ def test_another_threads_write_is_refused(
     owned = list(setting.net.parameters())
     with mode(), pytest.raises(CaptureRefusedError, match="another thread") as caught:
         cpu_backend.capture(lambda: setting.run(WRITES[name], last=last), cpu_pool, static_inputs=[setting.x], owned=owned)
+    next_use, whole_function = "z: Tensor = self.net(y + self.x) + self.net.weight[0]", "cpu_backend.capture(lambda: "
     assert f"{__file__}:" in caught.value.where
+    assert (whole_function if last else next_use) in caught.value.where
     assert cpu_pool.layout() == ()
 
 

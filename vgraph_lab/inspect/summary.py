@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import InputError
 from ..graphs.manager import ManagerState, VocoderCUDAGraphManager
 from ..graphs.report import CaptureReport
-from .audio import dbfs
+from .audio import dbfs_text
 from .coverage import coverage_summary, coverage_table
 from .parity import Comparison, median_speedup
 
@@ -85,8 +85,9 @@ class CaptureSummary:
     def verdict(self) -> str:
         """One line without timings or bytes, the same on every machine."""
         released = {None: "pool not released yet", 0: "pool released"}.get(self.pool_bytes_after_clear, "pool NOT released")
-        exact = f"{self.exact_hits} exact hits and {sum(self.fallbacks.values())} fallbacks bit for bit"
-        how = f" ({exact}, {self.padded_hits} padded hits within tolerance)" if self.compared == self.equal else ""
+        exact = f"{_count(self.exact_hits, 'exact hit')} and {_count(sum(self.fallbacks.values()), 'fallback')} bit for bit"
+        padded = f"{_count(self.padded_hits, 'padded hit')} within tolerance"
+        how = f" ({exact}, {padded})" if self.compared == self.equal else ""
         return (
             f"{'PASS' if self.passed else 'FAIL'}: {self.graphs_captured}/{self.graphs_requested} graphs captured; "
             f"{self.equal}/{self.compared} utterances equal eager{how}; {released}"
@@ -95,13 +96,13 @@ class CaptureSummary:
     def figures(self) -> dict[str, str]:
         """The figures in words, by what they are about."""
         reasons = ", ".join(f"{reason} {calls}" for reason, calls in self.fallbacks.items())
-        fallbacks = f"{sum(self.fallbacks.values())} fallbacks" + (f" ({reasons})" if reasons else "")
+        fallbacks = _count(sum(self.fallbacks.values()), "fallback") + (f" ({reasons})" if reasons else "")
         hit_rate = f"{self.hits / self.calls:.1%}" if self.calls else "no calls"
         left = "not cleared" if self.pool_bytes_after_clear is None else f"pool {_mib(self.pool_bytes_after_clear)}"
         return {
             "graphs": f"{self.graphs_captured} of {self.graphs_requested} captured on {self.backend} in {self.capture_s:.1f} s",
             "memory": f"{_mib(self.static_buffer_bytes)} static buffers + {_mib(self.pool_bytes)} pool",
-            "calls": f"{self.calls}: {self.hits} hits, {fallbacks}, {self.errors} errors",
+            "calls": f"{self.calls}: {_count(self.hits, 'hit')}, {fallbacks}, {_count(self.errors, 'error')}",
             "hit rate": f"{hit_rate} ({self.exact_hits} exact, {self.padded_hits} padded)",
             "padding": "no hits" if self.wasted_share is None else f"{self.wasted_share:.1%} of the frames that graphs computed",
             "speed": "no hits" if self.median_speedup is None else f"{self.median_speedup:.2f} × eager, median over hits",
@@ -112,7 +113,7 @@ class CaptureSummary:
     def _largest(self) -> str:
         if self.largest_difference_in is None:
             return "none: all identical, bit for bit"
-        level = "not finite" if self.largest_difference is None else f"{dbfs(self.largest_difference):.1f} dBFS"
+        level = "not finite" if self.largest_difference is None else dbfs_text(self.largest_difference)
         return f"{level}, in {self.largest_difference_in}"
 
     def to_json(self) -> dict[str, Any]:
@@ -136,8 +137,10 @@ class CaptureSummary:
         return "\n".join([self.verdict(), *(f"{name.ljust(width)}  {words}" for name, words in self.figures().items())])
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        rows = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(words)}</td></tr>" for name, words in self.figures().items())
-        markup = f"<table><caption>{html.escape(self.verdict())}</caption><tbody>{rows}</tbody></table>"
+        left = ' style="text-align: left"'
+        cells = ((html.escape(name), html.escape(words)) for name, words in self.figures().items())
+        rows = "".join(f"<tr><th{left}>{name}</th><td{left}>{words}</td></tr>" for name, words in cells)
+        markup = f"<p><b>{html.escape(self.verdict())}</b></p><table><tbody>{rows}</tbody></table>"
         return {SUMMARY_MIME: self.to_json(), "text/html": markup, "text/plain": str(self)}
 
 
@@ -170,3 +173,7 @@ def summarise(report: CaptureReport, manager: VocoderCUDAGraphManager, compariso
 
 def _mib(count: int) -> str:
     return f"{count / _MIB:,.2f} MiB"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

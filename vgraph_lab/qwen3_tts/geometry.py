@@ -25,7 +25,7 @@ class DecoderGeometry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     codebook_size: PositiveInt = 2048
-    codebook_dim: PositiveInt = Field(512, description="width of the quantised features [channels]")
+    codebook_dim: PositiveInt = Field(default=512, description="width of the quantised features [channels]")
     num_quantizers: PositiveInt = 16
     num_semantic_quantizers: PositiveInt = 1
     latent_dim: PositiveInt = 1024
@@ -36,8 +36,8 @@ class DecoderGeometry(BaseModel):
     num_key_value_heads: PositiveInt = 16
     head_dim: PositiveInt = 64
     attention_bias: bool = False
-    sliding_window: PositiveInt = Field(72, description="W: keys that one query sees, itself included [frames]")
-    max_position_embeddings: PositiveInt = Field(8000, description="longest sequence of one forward [frames]")
+    sliding_window: PositiveInt = Field(default=72, description="W: keys that one query sees, itself included [frames]")
+    max_position_embeddings: PositiveInt = Field(default=8000, description="longest sequence of one forward [frames]")
     rope_theta: PositiveFloat = 10000.0
     rms_norm_eps: PositiveFloat = 1e-5
     layer_scale_initial_scale: PositiveFloat = 0.01

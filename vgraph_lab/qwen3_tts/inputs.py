@@ -48,9 +48,11 @@ def validate_codes(codes: Tensor, geometry: DecoderGeometry, *, device: torch.de
             f"codes have {frames} frames, the decoder's max_position_embeddings is {longest}. "
             "Decode in windows (decode_chunk_frames) instead."
         )
-    if device is not None and codes.device.type != "cpu" and codes.device != device:
-        raise InputError(f"codes are on {codes.device}, the decoder is on {device}. Pass host codes or codes.to('{device}').")
-    if (codes.device.type == "cpu" or debug) and not is_capturing():
+    place = codes.device
+    is_on_host = place.type == "cpu"
+    if device is not None and not is_on_host and place != device:
+        raise InputError(f"codes are on {place}, the decoder is on {device}. Pass host codes or codes.to('{device}').")
+    if (is_on_host or debug) and not is_capturing():
         low, high = (int(v) for v in torch.aminmax(codes))
         if low < 0 or high >= k:
             raise InputError(

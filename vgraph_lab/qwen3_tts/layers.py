@@ -60,7 +60,8 @@ class LayerScale(nn.Module):
         self.scale = nn.Parameter(torch.full((channels,), initial))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.scale * x
+        out: Tensor = self.scale * x
+        return out
 
 
 class ConvNeXtBlock(nn.Module):
@@ -77,7 +78,8 @@ class ConvNeXtBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(self.dwconv(x).transpose(1, 2))
         y = self.gamma * self.pwconv2(F.gelu(self.pwconv1(y)))
-        return x + y.transpose(1, 2)
+        out: Tensor = x + y.transpose(1, 2)
+        return out
 
 
 class ResidualUnit(nn.Module):

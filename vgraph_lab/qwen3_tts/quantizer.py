@@ -67,7 +67,7 @@ class ResidualVectorQuantizer(nn.Module):
     @property
     def codebooks(self) -> list[Codebook]:
         """The codebooks, first level first."""
-        return [layer._codebook for layer in self.vq.layers]  # type: ignore[misc, union-attr]  # ModuleList is untyped
+        return [layer._codebook for layer in self.vq.layers]  # type: ignore[misc]  # ModuleList is untyped
 
     @torch.no_grad()
     def refresh_table(self) -> None:

@@ -95,13 +95,15 @@ class StatelessRoutine(Routine[Tensor]):
 
     def __init__(self, decoder: Code2WavDecoder, descriptors: Sequence[Descriptor], *, debug: bool = False, pad_code: int = 0) -> None:
         self.decoder, self.debug, self.pad_code = decoder, debug, pad_code
+        self._device, self._samples_per_frame = decoder.device, decoder.samples_per_frame  # read once: calls are counted in µs
         by_work = sorted(descriptors, key=lambda d: (d.work, d.frames))
 
         @lru_cache(maxsize=4096)
-        def covering(key: Descriptor) -> Resolution:
-            return Resolution(key, tuple(d for d in by_work if d.batch_size >= key.batch_size and d.frames >= key.frames))
+        def covering(batch_size: int, frames: int) -> Resolution:
+            fitting = tuple(d for d in by_work if d.batch_size >= batch_size and d.frames >= frames)
+            return Resolution(Descriptor(batch_size, frames), fitting)
 
-        self._covering: Callable[[Descriptor], Resolution] = covering
+        self._covering: Callable[[int, int], Resolution] = covering
 
     def captured_modules(self) -> Iterable[nn.Module]:
         """The decoder's weights are read in place."""
@@ -109,11 +111,12 @@ class StatelessRoutine(Routine[Tensor]):
 
     def validate_runtime_inputs(self, codes: Tensor) -> None:
         """Codes [B, num_quantizers, T] on the decoder's device or on the host."""
-        validate_codes(codes, self.decoder.geometry, device=self.decoder.device, debug=self.debug)
+        validate_codes(codes, self.decoder.geometry, device=self._device, debug=self.debug)
 
     def resolve(self, codes: Tensor) -> Resolution:
         """All graphs that cover the rows and frames, the one with the least work first."""
-        return self._covering(Descriptor(codes.shape[0], codes.shape[2]))
+        batch_size, _, frames = codes.shape
+        return self._covering(batch_size, frames)
 
     def make_descriptor(self, key: Descriptor) -> Descriptor:
         """Capture exactly the shape that came."""
@@ -122,7 +125,7 @@ class StatelessRoutine(Routine[Tensor]):
     def allocate_buffers(self, descriptor: Descriptor) -> Buffers:
         """``codes``: int64 [batch_size, num_quantizers, frames]."""
         shape = (descriptor.batch_size, self.decoder.geometry.num_quantizers, descriptor.frames)
-        return {"codes": torch.zeros(shape, dtype=torch.int64, device=self.decoder.device)}
+        return {"codes": torch.zeros(shape, dtype=torch.int64, device=self._device)}
 
     def prepare_for_capture(self, descriptor: Descriptor, buffers: Buffers) -> None:
         """Fill the buffer with a valid code."""
@@ -145,8 +148,12 @@ class StatelessRoutine(Routine[Tensor]):
 
         Counting from the end keeps decoders right whose output is shorter than frames * samples_per_frame.
         """
-        padded_samples = (descriptor.frames - codes.shape[2]) * self.decoder.samples_per_frame
-        return output[: codes.shape[0], :, : output.shape[-1] - padded_samples]
+        batch_size, _, frames = codes.shape
+        if frames != descriptor.frames:
+            output = output.narrow(2, 0, output.shape[2] - (descriptor.frames - frames) * self._samples_per_frame)
+        if batch_size != descriptor.batch_size:
+            output = output.narrow(0, 0, batch_size)
+        return output
 
     def eager_call(self, codes: Tensor) -> Tensor:
         """The decoder itself, which validates."""

@@ -59,7 +59,8 @@ class _Attention(nn.Module):
         self.o_proj = nn.Linear(g.num_attention_heads * g.head_dim, g.hidden_size, bias=g.attention_bias)
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (-1, self.head_dim))
+        return heads.transpose(1, 2)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, past: KeyValue | None) -> tuple[Tensor, KeyValue]:
         query = _rotate(self._heads(self.q_proj(x)), cos, sin)

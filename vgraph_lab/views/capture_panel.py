@@ -126,6 +126,7 @@ class CapturePanel:
         """
         self.button.disabled = True
         self.progress.reset()
+        self._message = self._outcome.value = ""
         try:
             report = self._capture(self.settings)
         except BaseException as error:  # an interrupt, too, is told before it goes on
@@ -134,7 +135,7 @@ class CapturePanel:
             raise
         finally:
             self.button.disabled = False
-        self._message, self._outcome.value = "", styled(report._repr_html_()).markup
+        self._outcome.value = styled(report._repr_html_()).markup
         return report
 
     def _capture(self, settings: CaptureSettings) -> CaptureReport:

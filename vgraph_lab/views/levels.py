@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..errors import InputError
-from ..inspect.audio import dbfs
+from ..inspect.audio import dbfs, dbfs_text
 
-__all__ = ["Samples", "difference_gain_db", "difference_label", "difference_track", "level_text", "mono", "peak", "shared_gain"]
+__all__ = ["Samples", "difference_gain_db", "difference_label", "difference_track", "mono", "peak", "shared_gain"]
 
 Samples: TypeAlias = "np.ndarray[Any, np.dtype[np.floating[Any]]]"
 
@@ -75,15 +75,10 @@ def difference_gain_db(level: float) -> int:
     return max(0, math.floor((_TARGET_DBFS - dbfs(level)) / _STEP_DB) * _STEP_DB)
 
 
-def level_text(level: float) -> str:
-    """A peak in dBFS, for reading: ``−128.8 dBFS``."""
-    return f"{dbfs(level):.1f} dBFS".replace("-", "−").replace("inf", "∞")
-
-
 def difference_label(level: float) -> str:
     """What a difference with this peak is, and how it is played: its true level first, then the gain."""
     if level == 0:
         return "silent: identical"
     gain_db = difference_gain_db(level)
     how = f"+{gain_db} dB amplified" if gain_db > 0 else f"−{-gain_db} dB attenuated" if gain_db else "as it is"
-    return f"peak {level_text(level)}, {how}"
+    return f"peak {dbfs_text(level)}, {how}"

@@ -105,7 +105,7 @@ def _section(
     show_waveforms: bool,
 ) -> str:
     seconds, kept = len(eager) / sample_rate, math.ceil(max_seconds * sample_rate)
-    cut = f"the first {max_seconds:.1f} s of {seconds:.1f} s" if len(eager) > kept else f"{seconds:.2f} s"
+    cut = f"the first {max_seconds:.2f} s of {seconds:.2f} s" if len(eager) > kept else f"{seconds:.2f} s"
     lines = "".join(f"<div>{escape(line)}</div>" for line in pair.detail.splitlines())
     picture = chart(waveforms, eager, graph, sample_rate, size_in=(8.6, 2.2)).to_svg() if show_waveforms else ""
     level = peak(difference)

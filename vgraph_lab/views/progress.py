@@ -85,9 +85,10 @@ class ProgressWidget:
         )
 
     def fail(self) -> None:
-        """Mark the bar as stopped where it is."""
-        self._bar.bar_style = "danger"
-        self._text.value = f"stopped at {self._bar.value} of {self._bar.max}"
+        """Mark the bar as stopped where it is; nothing happens if it has not started."""
+        if self.text:
+            self._bar.bar_style = "danger"
+            self._text.value = f"stopped at {self._bar.value} of {self._bar.max}"
 
     def reset(self) -> None:
         """Back to nothing done."""

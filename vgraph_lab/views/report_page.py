@@ -23,15 +23,17 @@ _PAGE = """<!DOCTYPE html>
 </head>
 <body>
 <main>
-<aside class="summary {state}" aria-label="Summary">
-<p class="verdict">{verdict}</p>
-<dl>{figures}</dl>
-<p class="origin">{origin}</p>
-</aside>
 {body}
 </main>
 </body>
 </html>
+"""
+
+_SUMMARY = """<aside class="summary {state}" aria-label="Summary">
+<p class="verdict">{verdict}</p>
+<dl>{figures}</dl>
+<p class="origin">{origin}</p>
+</aside>
 """
 
 
@@ -43,7 +45,7 @@ def report_page(notebook: Any, *, verdict: str, passed: bool, figures: Mapping[s
 
     Args:
         notebook: an executed notebook (nbformat 4). It is not changed.
-        verdict: the line at the top.
+        verdict: the line below the title.
         passed: its colour.
         figures: shown below it, by name.
         origin: what ran where, in one line.
@@ -53,15 +55,15 @@ def report_page(notebook: Any, *, verdict: str, passed: bool, figures: Mapping[s
     static = _without_live_widgets(notebook)
     exporter = HTMLExporter(template_name="basic", exclude_input_prompt=True, exclude_output_prompt=True, exclude_anchor_links=True)  # type: ignore[no-untyped-call]
     body, _ = exporter.from_notebook_node(static)
-    return _PAGE.format(
-        title=escape(_title(static)),
-        styles=style_sheet("report.css") + _code_colours(),
+    summary = _SUMMARY.format(
         state="passed" if passed else "failed",
         verdict=escape(verdict),
         figures="".join(f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>" for name, words in figures.items()),
         origin=escape(origin),
-        body=body,
     )
+    before, heading, after = body.partition("</h1>")  # below the title, if there is one
+    body = before + heading + summary + after if heading else summary + body
+    return _PAGE.format(title=escape(_title(static)), styles=style_sheet("report.css") + _code_colours(), body=body)
 
 
 def _without_live_widgets(notebook: Any) -> Any:

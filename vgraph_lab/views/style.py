@@ -77,7 +77,8 @@ RC: dict[Any, Any] = {
     "grid.color": INK,
     "grid.alpha": 0.25,
     "grid.linewidth": 0.6,
-    "hatch.linewidth": 1.2,
+    "hatch.color": "#ffffff",
+    "hatch.linewidth": 1.0,
     "legend.frameon": False,
     "legend.fontsize": 9,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from numbers import Integral
 from typing import Any
 
 import pandas as pd
@@ -63,7 +64,7 @@ def _cell(name: str, value: Any) -> str:
         return value.strftime("%H:%M:%S")
     if isinstance(value, float):
         return _number(name, value)
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, Integral) else str(value)
 
 
 def _number(name: str, value: float) -> str:

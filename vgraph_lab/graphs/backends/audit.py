@@ -64,7 +64,7 @@ class Origins:
         """Refuse a returned tensor of unknown origin."""
         for tensor in tensors_in(output):
             if self.of(tensor) is None:
-                self._refuse_unknown("the captured function", "returns", tensor, where)
+                self._refuse_unknown("the output", "is", tensor, where)
 
     @staticmethod
     def _refuse_unknown(operation: str, verb: str, tensor: Tensor, where: str | None = None) -> None:

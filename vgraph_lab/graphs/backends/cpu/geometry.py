@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, UntypedStorage
 
-__all__ = ["alias", "byte_range", "byte_view", "bytes_needed"]
+__all__ = ["alias", "byte_range", "byte_view", "bytes_needed", "same_bytes"]
 
 
 def _extent(tensor: Tensor) -> int:
@@ -44,3 +44,9 @@ def byte_view(storage: UntypedStorage, nbytes: int) -> Tensor:
     """The first ``nbytes`` of ``storage`` as uint8."""
     with torch.inference_mode(False):
         return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, 0, (nbytes,), (1,))
+
+
+def same_bytes(left: Tensor, right: Tensor) -> bool:
+    """Whether two uint8 tensors of one length, each at the beginning of its storage, are equal. Compares words where it can."""
+    words = left.numel() // 8 * 8
+    return torch.equal(left[:words].view(torch.int64), right[:words].view(torch.int64)) and torch.equal(left[words:], right[words:])

@@ -46,13 +46,12 @@ class CpuGraph:
         with self._pool.exclusive():
             if not self._valid:
                 raise ReplayError("this graph was reset and holds nothing to replay; capture it again")
-            # no_grad stays beside the guard below it: kernels ask for the grad mode, and some then choose other algorithms.
+            # no_grad is not for autograd, which has nothing to record here: some kernels choose their algorithm by it.
             with (
                 torch._C.DisableTorchFunction(),
                 torch._C._DisableTorchDispatch(),
                 torch.no_grad(),
                 torch._C._DisableAutocast(),
-                torch._C._AutoDispatchBelowAutograd(),
             ):
                 for run in self._steps:
                     run()

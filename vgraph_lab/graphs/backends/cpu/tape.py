@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..audit import CheckedMode, Origins
 from ..call import Call, storage_id
+from ..rules import refuse
 from .arena import Lease
 from .geometry import alias, byte_view, bytes_needed
 from .out_variant import Moved, OutVariants
@@ -54,16 +55,17 @@ class Tape(CheckedMode):
 
     def run(self, call: Call) -> Any:
         """Execute ``call``, record it unless it is a view, and return its result with new memory moved into the arena."""
-        self._watch.check(call.inputs)
+        _check_device(call, call.inputs)
+        self._watch.before(call)
         for tensor in call.written:
             if self.origins.of(tensor) != "made":
                 self._effects.save_memory(tensor)
         draw = self._effects.before_draw(call)
         result = self.execute(call)
-        self._watch.wrote(call.written)
         generator = draw[0] if draw is not None and self._effects.after_draw(*draw) else None
 
         leaves, spec = tree_flatten(result)
+        _check_device(call, leaves)
         held = set() if call.lifts_constant else {storage_id(tensor) for tensor in call.inputs}
         fresh = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and storage_id(leaf) not in held]
         only_checks = bool(call.inputs) and not call.op._schema.returns  # e.g. torch._assert_async
@@ -113,6 +115,7 @@ class Tape(CheckedMode):
         if run is None:
             run = step(recorded.op, recorded.args, recorded.kwargs)
             if fresh:
+                targets = [self._alias(result) for result in results]  # the trial above may have reshaped the first ones
                 run = copying_step(run, list(zip(fresh, targets, strict=True)))
         writes = (*recorded.written, *targets)
         self.records.append(Record(str(call.op), node_kind(call, results), run, tuple(recorded.inputs), writes, generator))
@@ -122,3 +125,11 @@ class Tape(CheckedMode):
         if block is None:  # memory from outside, which the recording keeps alive
             return alias(tensor, tensor.untyped_storage())
         return alias(tensor, block.segment.storage, block.offset)
+
+
+def _check_device(call: Call, values: Iterable[Any]) -> None:
+    for value in values:
+        if isinstance(value, Tensor) and value.device.type != "cpu":
+            refuse(
+                str(call.op), f"it works on {value.device}, and this is the cpu backend", "move model and buffers to the backend's device"
+            )

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ..call import storage_id
+from ..call import Call, storage_id
 from ..rules import refuse
 
 __all__ = ["VersionWatch"]
@@ -30,6 +30,9 @@ class _Watched:
     def version(self) -> int:
         return sum(tensor._version for tensor in self.tensors)
 
+    def is_as_expected(self) -> bool:
+        return self.expected <= self.version() <= self.expected + self.may_rise
+
 
 class VersionWatch:
     """Compares the version counters of the graph's memory with the writes that the capture has made itself.
@@ -40,7 +43,7 @@ class VersionWatch:
 
     def __init__(self, outside: Iterable[Tensor]) -> None:
         self._watched: dict[int, _Watched] = {}
-        self._pending: list[_Watched] = []
+        self._written: set[_Watched] = set()  # by the last call
         for tensor in {id(tensor): tensor for tensor in outside}.values():
             self._add(tensor, tensor)
 
@@ -58,35 +61,32 @@ class VersionWatch:
             watched.tensors.append(counter)
             watched.expected += counter._version
 
-    def check(self, tensors: Iterable[Tensor]) -> None:
-        """Refuse the capture if one of ``tensors`` was written by someone else since the capture's last own write."""
-        self._settle()
-        for tensor in tensors:
-            watched = self._watched.get(storage_id(tensor))
-            if watched is not None and watched.version() != watched.expected:
-                self._refuse()
+    def before(self, call: Call) -> None:
+        """Refuse the capture if an argument of ``call`` was written by someone else since the capture's last own write.
 
-    def check_all(self, where: str) -> None:
-        """Refuse the capture if anything was written by someone else."""
-        self._settle(where)
-        if any(watched.version() != watched.expected for watched in self._watched.values()):
-            self._refuse(where)
-
-    def wrote(self, tensors: Iterable[Tensor]) -> None:
-        """The capture itself is writing to ``tensors``: the counters rise when the call returns, by one each or not at all."""
-        for tensor in tensors:
+        The counters of what the call writes rise by one for each time, or not at all: aten's when the call returns, a
+        custom operator's before it gets here, those of foreach operations never.
+        """
+        writing = set()
+        for tensor in call.written:
             watched = self._watched.get(storage_id(tensor))
             if watched is not None:
                 watched.may_rise += len(watched.tensors)  # those that share a counter rise together
-                self._pending.append(watched)
+                writing.add(watched)
+        for tensor in call.inputs:
+            watched = self._watched.get(storage_id(tensor))
+            if watched is not None and not watched.is_as_expected():
+                self._refuse()
+        for watched in self._written - writing:  # their call has returned: from here on they have to stay as they are
+            if not watched.is_as_expected():
+                self._refuse()
+            watched.expected, watched.may_rise = watched.version(), 0
+        self._written = writing
 
-    def _settle(self, where: str | None = None) -> None:
-        for watched in self._pending:
-            version = watched.version()
-            if not watched.expected <= version <= watched.expected + watched.may_rise:
-                self._refuse(where)
-            watched.expected, watched.may_rise = version, 0
-        self._pending.clear()
+    def check_all(self, where: str) -> None:
+        """Refuse the capture if anything was written by someone else."""
+        if not all(watched.is_as_expected() for watched in self._watched.values()):
+            self._refuse(where)
 
     @staticmethod
     def _refuse(where: str | None = None) -> None:

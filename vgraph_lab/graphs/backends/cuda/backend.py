@@ -129,6 +129,8 @@ class CudaGraphBackend:
 
     def is_capturing(self) -> bool:
         """Whether the current stream of the device is being captured."""
+        if torch.cuda.current_device() == self.device.index:
+            return bool(torch.cuda.is_current_stream_capturing())
         with torch.cuda.device(self.device):
             return bool(torch.cuda.is_current_stream_capturing())
 

@@ -94,10 +94,7 @@ def _topological(successors: dict[int, list[int]], predecessors: dict[int, list[
 
 def _kernel_name(driver: Any, node: Any) -> str:
     params = _checked(driver.cuGraphKernelNodeGetParams(node))
-    if int(params.func):
-        name = _checked(driver.cuFuncGetName(params.func))
-    else:
-        name = _checked(driver.cuKernelGetName(params.kern))
+    name = _checked(driver.cuFuncGetName(params.func) if int(params.func) else driver.cuKernelGetName(params.kern))
     return str(name.decode() if isinstance(name, bytes) else name)
 
 

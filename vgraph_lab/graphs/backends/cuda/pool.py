@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch.cuda import _POOL_HANDLE as PoolHandle
+from torch.cuda import _POOL_HANDLE
 
 __all__ = ["CudaPool"]
 
@@ -21,12 +21,12 @@ class CudaPool:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._handles: list[PoolHandle] = []  # the last one is current; earlier ones may still hold segments
+        self._handles: list[_POOL_HANDLE] = []  # the last one is current; earlier ones may still hold segments
         self._graphs = 0  # graphs in the current handle's pool
         self._is_usable = False  # whether the current handle can take captures
         self._exclusive = _Exclusive(device)
 
-    def acquire(self) -> PoolHandle:
+    def acquire(self) -> _POOL_HANDLE:
         """The handle to capture with. Each call is matched by one :meth:`release` or :meth:`abandon`."""
         if self._graphs == 0 or not self._is_usable:
             self._handles.append(torch.cuda.graph_pool_handle())
@@ -38,7 +38,7 @@ class CudaPool:
         """One graph is gone."""
         self._graphs -= 1
 
-    def abandon(self) -> PoolHandle:
+    def abandon(self) -> _POOL_HANDLE:
         """A capture was invalidated: its handle cannot take another one, later captures get a new handle."""
         self._graphs, self._is_usable = self._graphs - 1, False
         return self._handles[-1]

@@ -1,0 +1,54 @@
+"""The benches' records: what is in them, not how fast anything was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from vgraph_lab.bench.record import MeasurementRecord
+from vgraph_lab.bench.stateless import bench_stateless
+from vgraph_lab.bench.timing import time_interleaved
+from vgraph_lab.qwen3_tts.decoder import Code2WavDecoder
+
+
+def test_variants_run_in_turn_and_equally_often() -> None:
+    order: list[str] = []
+    timings = time_interleaved({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, torch.device("cpu"), repeats=4, warmups=1)
+    assert order == ["a", "b"] * 5
+    for timing in timings.values():
+        assert timing.repeats == 4
+        assert 0 <= timing.wall_p10_ms <= timing.wall_ms <= timing.wall_p90_ms
+        assert timing.host_ms == timing.wall_ms
+
+
+def test_stateless_record(tiny_decoder: Code2WavDecoder, tmp_path: Path) -> None:
+    seen: list[str] = []
+    record = bench_stateless(tiny_decoder, batch_sizes=(2, 1), frames=(3,), repeats=2, settings={"weights": "tiny"}, progress=seen.append)
+    assert [(row["batch_size"], row["frames"]) for row in record.rows] == [(1, 3), (2, 3)]
+    for row in record.rows:
+        assert row["handle_overhead_host_cold_us"] == pytest.approx(1e3 * (row["handle_host_ms"] - row["copy_replay_host_ms"]))
+        assert row["speedup_replay"] == pytest.approx(row["eager_wall_ms"] / row["replay_wall_ms"])
+        assert sum(row["nodes"].values()) > 100
+    assert record.settings["capture"]["graphs"] == 2
+    assert record.settings["capture_by_hand"] is None
+    assert seen == ["capturing", "measuring B2×T3", "measuring B1×T3"]
+    written = json.loads(record.write(tmp_path / "deep" / "record.json").read_text())
+    assert {"bench", "settings", "rows", "machine", "command", "commit", "measured_at"} == set(written)
+    assert written["machine"]["torch"] == torch.__version__
+
+
+def test_commit_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VGRAPH_LAB_COMMIT", "abc123")
+    assert MeasurementRecord("x", {}, [], {}).commit == "abc123"
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "data" / "measurements").glob("*.json")), ids=lambda p: p.name)
+def test_shipped_measurements_say_where_they_are_from(path: Path) -> None:
+    record = json.loads(path.read_text())
+    assert all(record["machine"].get(key) for key in ("card", "torch", "cuda", "driver"))
+    assert len(record["commit"]) == 40
+    assert record["command"].startswith("vgraph-lab ")
+    assert record["rows"]

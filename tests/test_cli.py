@@ -1,0 +1,82 @@
+"""The command line: what it prints, and the exit codes that scripts rely on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from vgraph_lab.cli import app, main
+
+runner = CliRunner()
+
+
+def test_doctor_says_which_backend_and_why() -> None:
+    result = runner.invoke(app, ["doctor", "--device", "cpu", "--json"])
+    assert result.exit_code == 0, result.output
+    checks = {check["name"]: check for check in json.loads(result.output)}
+    assert checks["capture"]["is_ok"]
+    assert checks["capture"]["finding"].startswith("cpu: replay equals eager")
+    assert checks["bundled checkpoint"]["is_ok"]
+    assert "torch" in json.loads(runner.invoke(app, ["doctor", "--json"]).output)[3]["finding"]
+
+
+def test_doctor_fails_for_a_device_that_is_not_there() -> None:
+    result = runner.invoke(app, ["doctor", "--device", "cuda:99", "--json"])
+    assert result.exit_code == 1
+    capture = next(check for check in json.loads(result.output) if check["name"] == "capture")
+    assert capture["is_ok"] is False
+    assert "cuda" in capture["finding"]
+
+
+def test_bench_prints_a_table_and_writes_a_record(tiny_folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "record.json"
+    arguments = [
+        "bench",
+        "stateless",
+        "--checkpoint",
+        str(tiny_folder),
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--frames",
+        "3",
+        "--batch-sizes",
+        "1",
+    ]
+    result = runner.invoke(app, [*arguments, "--repeats", "2", "--output", str(output)])
+    assert result.exit_code == 0, result.output
+    assert "speed-up" in result.output
+    assert json.loads(output.read_text())["rows"][0]["frames"] == 3
+
+
+@pytest.mark.parametrize("sizes", ["", "0", "1,1", "one", "1;2"])
+def test_bench_refuses_sizes_that_are_none(tiny_folder: Path, sizes: str) -> None:
+    result = runner.invoke(app, ["bench", "stateless", "--checkpoint", str(tiny_folder), "--device", "cpu", "--frames", sizes])
+    assert result.exit_code == 2
+    assert "distinct whole numbers" in result.output
+
+
+def test_expected_errors_are_one_message_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["vgraph-lab", "bench", "stateless", "--device", "cpu", "--checkpoint", str(tmp_path)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    printed = capsys.readouterr().err
+    assert "error:" in printed
+    assert "config.json" in printed
+    assert "Traceback" not in printed
+
+
+def test_the_installed_command_runs() -> None:
+    command = Path(sys.executable).with_name("vgraph-lab")
+    result = subprocess.run([str(command), "--help"], capture_output=True, text=True, check=True)
+    for name in ("tour", "doctor", "voice", "bench"):
+        assert name in result.stdout
