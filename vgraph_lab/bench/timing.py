@@ -12,6 +12,8 @@ import torch
 
 __all__ = ["Timing", "time_interleaved"]
 
+_LEAST_ROUNDS = 10
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -37,22 +39,26 @@ class Timing:
 
 
 def time_interleaved(
-    variants: Mapping[str, Callable[[], Any]], device: torch.device, *, repeats: int = 50, warmups: int = 5
+    variants: Mapping[str, Callable[[], Any]], device: torch.device, *, repeats: int = 50, warmups: int = 3, seconds: float = 2.0
 ) -> dict[str, Timing]:
     """Run all variants ``repeats`` times in turn, each from an idle device.
 
     Args:
         variants: name → what to run; results are dropped at once.
         device: where the work runs.
-        repeats: timed runs of each variant.
+        repeats: timed runs of each variant, at most.
         warmups: runs of each before them.
+        seconds: once all variants together have run this long, no further round is begun (but ten are always run).
     """
     for _ in range(warmups):
         for run in variants.values():
             run()
     walls: dict[str, list[float]] = {name: [] for name in variants}
     hosts: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(repeats):
+    start = perf_counter_ns()
+    for done in range(repeats):
+        if done >= _LEAST_ROUNDS and perf_counter_ns() - start > seconds * 1e9:
+            break
         for name, run in variants.items():
             wall, host = _time_once(run, device)
             walls[name].append(wall)
