@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Threads that wait should sleep: spinning ones starve each other where cores are few or shared.
+export OMP_WAIT_POLICY := PASSIVE
 STAMP := $(VENV)/.installed
 UV_VERSION := 0.9.0
 

@@ -69,6 +69,7 @@ def tour(
 
     result = run_tour(output)
     print(result.to_json() if as_json else result)
+    raise typer.Exit(0 if result.passed else 1)
 
 
 @app.command()

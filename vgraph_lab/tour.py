@@ -125,7 +125,7 @@ def _execute(notebook: Any, folder: Path, timeout_s: float) -> None:
         extra_arguments=["--log-level=ERROR"],  # the kernel's own warnings are about remote access, and this one is local
     )
     # Threads that wait should sleep: spinning ones starve each other, threefold and more, where cores are shared.
-    client.execute(env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ})
+    client.execute(env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ}, cleanup_kc=True)
 
 
 def _handed_over(notebook: Any, path: Path) -> CaptureSummary:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from qwen3_tts.streams import NAMES, golden_requests
 
-from vgraph_lab.qwen3_tts.checkpoint import random_decoder
 from vgraph_lab.qwen3_tts.decoder import Code2WavDecoder
 from vgraph_lab.qwen3_tts.geometry import DecoderGeometry
-from vgraph_lab.qwen3_tts.streaming import PrefixState, SuffixState, run_prefix, suffix_step
+from vgraph_lab.qwen3_tts.streaming import run_prefix, suffix_step
 
 GOLDEN_KERNELS = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "4"}
 SMALL = DecoderGeometry(codebook_size=32, codebook_dim=8, latent_dim=16, hidden_size=16, intermediate_size=32, num_hidden_layers=2,

@@ -37,6 +37,13 @@ def entries(**changes: list[object]) -> pd.DataFrame:
     return pd.DataFrame({**columns, **changes})
 
 
+def test_memory_without_a_device_of_its_own(ax: Axes) -> None:
+    """On the CPU the device delta is missing, so two series are left and no legend names a third."""
+    plots.memory_by_entry(entries(device_delta_mib=[float("nan")] * 2), ax=ax)
+    assert len(ax.containers) == 2
+    assert not any("device" in text.get_text() for text in ax.get_legend().get_texts())
+
+
 def coverage() -> pd.DataFrame:
     counts = {
         CallKind("t.one", A, descriptor=A): 3,
@@ -59,7 +66,7 @@ def test_memory_shows_three_figures_per_graph_in_capture_order(ax):
     assert ax.get_ylabel() == "MiB"
     assert "share memory" in ax.get_xlabel()
     assert len(ax.get_legend().get_texts()) == 3
-    assert texts(ax) == ["90.5", "< 0.01", "90", "0", "1,200", "-3"]
+    assert texts(ax) == ["90.5", "< 0.01", "90", "0", "1,200", "−3"]
 
 
 def test_memory_shows_why_a_graph_is_missing(ax):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Timing", "time_interleaved"]
+__all__ = ["Timing", "host_time_in_bursts_us", "time_interleaved"]
 
 _LEAST_ROUNDS = 10
 
@@ -64,6 +64,26 @@ def time_interleaved(
             walls[name].append(wall)
             hosts[name].append(host)
     return {name: _summary(walls[name], hosts[name]) for name in variants}
+
+
+def host_time_in_bursts_us(run: Callable[[], Any], device: torch.device, *, calls: int = 16, bursts: int = 25) -> float:
+    """Median host time per call, in µs, when calls follow each other and the device need not be waited for.
+
+    Args:
+        run: what to call; each call only queues work on a GPU.
+        device: where the work runs; waited for before each burst.
+        calls: calls per burst, few enough for the launch queue.
+        bursts: how many bursts.
+    """
+    per_call: list[float] = []
+    for _ in range(bursts):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        start = perf_counter_ns()
+        for _ in range(calls):
+            run()
+        per_call.append((perf_counter_ns() - start) / calls / 1e3)
+    return median(per_call)
 
 
 def _time_once(run: Callable[[], Any], device: torch.device) -> tuple[float, float]:

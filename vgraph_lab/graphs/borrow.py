@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from ..errors import BorrowedOutputError
+from vgraph_lab.errors import BorrowedOutputError
+
 from .structure import map_tensors
 
 __all__ = ["BorrowLedger", "BorrowedTensor"]

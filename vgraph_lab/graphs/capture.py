@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import CaptureError
+from vgraph_lab.errors import CaptureError
+
 from .backends.base import GraphBackend, GraphPool, count_nodes
 from .compiled import refuse_own_cudagraphs
 from .descriptor import Descriptor
@@ -85,7 +86,7 @@ def capture_entry(
             output_bytes=nbytes(output),
             pool_reserved_before_bytes=pool_before,
             pool_reserved_after_bytes=pool.reserved_bytes,
-            device_delta_bytes=free_before - backend.memory().free_bytes,
+            device_delta_bytes=None if backend.device.type == "cpu" else free_before - backend.memory().free_bytes,
             warmup_s=warmup[0],
             capture_s=capture[0],
             gc_s=collection[0],

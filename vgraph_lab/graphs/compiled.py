@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import CaptureError
+from vgraph_lab.errors import CaptureError
+
 from .routine import Routine
 
 __all__ = ["refuse_own_cudagraphs"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from ..errors import InputError
+from vgraph_lab.errors import InputError
 
 __all__ = ["Descriptor"]
 

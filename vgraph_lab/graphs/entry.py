@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import FallbackReason, ReplayError
+from vgraph_lab.errors import FallbackReason, ReplayError
+
 from .backends.base import CapturedGraph
 from .descriptor import Descriptor
 from .routine import Buffers
@@ -28,7 +29,8 @@ class CaptureCost:
         output_bytes: the captured output, inside the pool.
         pool_reserved_before_bytes: reserved by the pool before this capture.
         pool_reserved_after_bytes: and after it.
-        device_delta_bytes: how much less memory the device had free afterwards (other processes move it, too).
+        device_delta_bytes: how much less memory the device had free afterwards (other processes move it, too); None
+            on the CPU, whose free memory is the whole machine's and says nothing about one graph.
         warmup_s: seconds of the eager runs.
         capture_s: seconds of the capture and the instantiation.
         gc_s: seconds of the garbage collection before it.
@@ -40,7 +42,7 @@ class CaptureCost:
     output_bytes: int
     pool_reserved_before_bytes: int
     pool_reserved_after_bytes: int
-    device_delta_bytes: int
+    device_delta_bytes: int | None
     warmup_s: float
     capture_s: float
     gc_s: float

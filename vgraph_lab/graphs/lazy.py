@@ -5,7 +5,8 @@ from __future__ import annotations
 from threading import Lock
 from typing import Any
 
-from ..errors import FallbackReason
+from vgraph_lab.errors import FallbackReason
+
 from .descriptor import Descriptor
 from .entry import GraphEntry, Rejection
 from .store import GraphStore

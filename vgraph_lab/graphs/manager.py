@@ -10,8 +10,9 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
-from ..config import VocoderGraphSettings
-from ..errors import ConfigError, FallbackReason, LifecycleError
+from vgraph_lab.config import VocoderGraphSettings
+from vgraph_lab.errors import ConfigError, FallbackReason, LifecycleError
+
 from .backends.base import GraphBackend, GraphPool
 from .borrow import BorrowLedger
 from .descriptor import Descriptor
@@ -137,7 +138,7 @@ class VocoderCUDAGraphManager:
             raise
         self.state = ManagerState.READY
         return CaptureReport(
-            backend=f"{self.backend.name} ({self.backend.device})",
+            device=str(self.backend.device),
             outcomes=outcomes,
             eager_targets=dict(self._eager_targets),
             seconds=perf_counter() - start,
@@ -146,8 +147,12 @@ class VocoderCUDAGraphManager:
             free_bytes=self.backend.memory().free_bytes,
         )
 
+    def capture_plan(self) -> list[tuple[Target[Any], Descriptor]]:
+        """What start-up capture tries, in order: Target by Target, largest first."""
+        return [(t, d) for t in self.targets.values() for d in sorted(t.descriptors, key=lambda d: (d.work, str(d)), reverse=True)]
+
     def _capture_all(self, progress: ProgressCallback | None) -> list[CaptureOutcome]:
-        plan = [(t, d) for t in self.targets.values() for d in sorted(t.descriptors, key=lambda d: (d.work, str(d)), reverse=True)]
+        plan = self.capture_plan()
         outcomes: list[CaptureOutcome] = []
         for done, (target, descriptor) in enumerate(plan):
             if progress:

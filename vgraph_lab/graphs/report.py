@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import FallbackReason
+from vgraph_lab.errors import FallbackReason
+
 from .descriptor import Descriptor
 from .entry import CaptureCost, Rejection
 
 __all__ = ["CaptureOutcome", "CaptureProgress", "CaptureReport"]
 
+_HEADER = ("target", "descriptor", "status", "buffers MiB", "pool + MiB", "warm-up s", "capture s", "nodes", "why")
 Status = Literal["captured", "failed", "skipped"]
 
 
@@ -54,7 +56,7 @@ class CaptureReport:
     """The result of one start-up capture.
 
     Attributes:
-        backend: name of the graph backend and its device.
+        device: where the graphs are; its type names the backend.
         outcomes: one per requested Descriptor, in capture order (largest first within a Target).
         eager_targets: Targets that stay eager, with the reason in words.
         seconds: wall time of the whole capture.
@@ -63,7 +65,7 @@ class CaptureReport:
         free_bytes: free device memory now.
     """
 
-    backend: str
+    device: str
     outcomes: Sequence[CaptureOutcome]
     eager_targets: dict[str, str]
     seconds: float
@@ -108,31 +110,21 @@ class CaptureReport:
         """One line with all totals."""
         state = "DEGRADED: " if self.is_degraded else ""
         return (
-            f"{state}{self.captured} of {self.requested} graphs captured on {self.backend} in {self.seconds:.2f} s "
+            f"{state}{self.captured} of {self.requested} graphs captured on {self.device} in {self.seconds:.2f} s "
             f"({self.failed} failed, {self.skipped} skipped); "
             f"{_mib(self.static_buffer_bytes)} MiB static buffers + {_mib(self.pool_reserved_bytes)} MiB pool"
         )
 
     def _rows(self) -> list[tuple[str, ...]]:
-        rows: list[tuple[str, ...]] = [
-            ("target", "descriptor", "status", "buffers MiB", "pool + MiB", "warm-up s", "capture s", "nodes", "why")
-        ]
+        rows: list[tuple[str, ...]] = [_HEADER]
         for o in self.outcomes:
-            cost = o.cost
-            figures = (
-                (
-                    _mib(cost.static_buffer_bytes),
-                    _mib(cost.pool_delta_bytes),
-                    f"{cost.warmup_s:.3f}",
-                    f"{cost.capture_s:.3f}",
-                    str(sum(cost.node_counts.values())),
-                )
-                if cost
-                else ("", "", "", "", "")
-            )
+            figures = ("", "", "", "", "")
+            if o.cost:
+                memory = (_mib(o.cost.static_buffer_bytes), _mib(o.cost.pool_delta_bytes))
+                figures = (*memory, f"{o.cost.warmup_s:.3f}", f"{o.cost.capture_s:.3f}", str(sum(o.cost.node_counts.values())))
             why = f"{o.rejection.reason}: {o.rejection.detail}" if o.rejection else ""
             rows.append((o.target_id, str(o.descriptor), o.status, *figures, why))
-        return rows
+        return rows if any(o.rejection for o in self.outcomes) else [row[:-1] for row in rows]
 
     _NOTE = "pool + is marginal in capture order: graphs of one pool share memory"
 

@@ -9,7 +9,8 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
-from ..errors import FallbackReason
+from vgraph_lab.errors import FallbackReason
+
 from .descriptor import Descriptor
 
 __all__ = ["Buffers", "Resolution", "Routine"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..errors import FallbackReason, ForkedProcessError
+from vgraph_lab.errors import FallbackReason, ForkedProcessError
+
 from .borrow import BorrowLedger
 from .descriptor import Descriptor
 from .entry import GraphEntry

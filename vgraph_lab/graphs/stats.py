@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from ..errors import FallbackReason
+from vgraph_lab.errors import FallbackReason
+
 from .descriptor import Descriptor
 
 __all__ = ["CallKind", "Recorder", "StatsSink", "StatsSnapshot"]

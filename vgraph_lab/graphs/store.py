@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from ..config import VocoderGraphSettings
-from ..errors import FallbackReason, OutOfBudgetError, VGraphLabError
+from vgraph_lab.config import VocoderGraphSettings
+from vgraph_lab.errors import FallbackReason, OutOfBudgetError, VGraphLabError
+
 from .backends.base import GraphBackend
 from .capture import capture_entry
 from .descriptor import Descriptor

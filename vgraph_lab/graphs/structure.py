@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import CaptureError
+from vgraph_lab.errors import CaptureError
 
 __all__ = ["clone", "map_tensors", "nbytes", "signature", "tensors"]
 

@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from ..errors import ConfigError, LifecycleError
+from vgraph_lab.errors import ConfigError, LifecycleError
+
 from .descriptor import Descriptor
 from .routine import Routine
 

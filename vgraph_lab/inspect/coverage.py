@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..graphs.stats import CallKind, StatsSnapshot
+from vgraph_lab.graphs.stats import CallKind, StatsSnapshot
 
 __all__ = ["COVERAGE_COLUMNS", "OUTCOMES", "SUMMARY_COLUMNS", "coverage_summary", "coverage_table"]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from ..graphs.entry import CaptureCost
-from ..graphs.manager import VocoderCUDAGraphManager
-from ..graphs.report import CaptureOutcome
-from ..graphs.stats import StatsSnapshot
+from vgraph_lab.graphs.entry import CaptureCost
+from vgraph_lab.graphs.manager import VocoderCUDAGraphManager
+from vgraph_lab.graphs.report import CaptureOutcome
+from vgraph_lab.graphs.stats import StatsSnapshot
 
 __all__ = ["ENTRY_COLUMNS", "entries_table"]
 
@@ -33,7 +33,7 @@ ENTRY_COLUMNS = {
     "pool_before_mib": "reserved by the pool before this capture",
     "pool_after_mib": "reserved by the pool after it",
     "pool_delta_mib": "growth of the pool: marginal in capture order, because graphs of one pool share memory",
-    "device_delta_mib": "how much less memory the device had free afterwards; other processes move it, too",
+    "device_delta_mib": "how much less memory the device had free afterwards; other processes move it, too; missing on the CPU",
     "warmup_s": "seconds of the eager runs before the capture",
     "capture_s": "seconds of the capture and the instantiation",
     "gc_s": "seconds of the garbage collection before it",
@@ -81,12 +81,7 @@ _Found = tuple[tuple[int, int], CaptureOutcome, bool, float | None]
 
 def _outcomes(manager: VocoderCUDAGraphManager) -> Iterator[_Found]:
     """Each outcome with its sort key: the place in the start-up plan, else after it."""
-    plan = [
-        (target.target_id, descriptor)
-        for target in manager.targets.values()
-        for descriptor in sorted(target.descriptors, key=lambda d: (d.work, str(d)), reverse=True)
-    ]
-    planned = {key: place for place, key in enumerate(plan)}
+    planned = {(target.target_id, descriptor): place for place, (target, descriptor) in enumerate(manager.capture_plan())}
     for entry in manager.entries():
         place = planned.get((entry.target_id, entry.descriptor))
         key = (1, entry.cost.order) if place is None else (0, place)
@@ -124,7 +119,7 @@ def _costs(cost: CaptureCost) -> dict[str, Any]:
         "pool_before_mib": cost.pool_reserved_before_bytes / _MIB,
         "pool_after_mib": cost.pool_reserved_after_bytes / _MIB,
         "pool_delta_mib": cost.pool_delta_bytes / _MIB,
-        "device_delta_mib": cost.device_delta_bytes / _MIB,
+        "device_delta_mib": None if cost.device_delta_bytes is None else cost.device_delta_bytes / _MIB,
         "warmup_s": cost.warmup_s,
         "capture_s": cost.capture_s,
         "gc_s": cost.gc_s,

@@ -13,11 +13,12 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from ..errors import InputError, LifecycleError
-from ..graphs.backends.base import GraphBackend
-from ..graphs.manager import VocoderCUDAGraphManager
-from ..graphs.stats import CallKind, StatsSnapshot
-from ..graphs.target import Target
+from vgraph_lab.errors import InputError, LifecycleError
+from vgraph_lab.graphs.backends.base import GraphBackend
+from vgraph_lab.graphs.manager import VocoderCUDAGraphManager
+from vgraph_lab.graphs.stats import CallKind, StatsSnapshot
+from vgraph_lab.graphs.target import Target
+
 from .audio import EXACT, Tolerance, Verdict, WaveformDifference, dbfs, tolerance_for, verdict, waveform_difference
 from .coverage import outcome_of
 

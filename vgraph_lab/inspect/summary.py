@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ..errors import InputError
-from ..graphs.manager import ManagerState, VocoderCUDAGraphManager
-from ..graphs.report import CaptureReport
+from vgraph_lab.errors import InputError
+from vgraph_lab.graphs.manager import ManagerState, VocoderCUDAGraphManager
+from vgraph_lab.graphs.report import CaptureReport
+
 from .audio import dbfs_text
 from .coverage import coverage_summary, coverage_table
 from .parity import Comparison, median_speedup
@@ -28,7 +29,7 @@ class CaptureSummary:
     """Plain figures, all of them JSON.
 
     Attributes:
-        backend: name of the graph backend and its device.
+        device: where the graphs were captured; its type names the backend.
         graphs_requested: Descriptors that were asked for.
         graphs_captured: graphs that were made.
         capture_s: seconds of the whole capture.
@@ -48,7 +49,7 @@ class CaptureSummary:
         pool_bytes_after_clear: reserved by the pool once the Manager was cleared; None if it was not.
     """
 
-    backend: str
+    device: str
     graphs_requested: int
     graphs_captured: int
     capture_s: float
@@ -100,7 +101,7 @@ class CaptureSummary:
         hit_rate = f"{self.hits / self.calls:.1%}" if self.calls else "no calls"
         left = "not cleared" if self.pool_bytes_after_clear is None else f"pool {_mib(self.pool_bytes_after_clear)}"
         return {
-            "graphs": f"{self.graphs_captured} of {self.graphs_requested} captured on {self.backend} in {self.capture_s:.1f} s",
+            "graphs": f"{self.graphs_captured} of {self.graphs_requested} captured on {self.device} in {self.capture_s:.1f} s",
             "memory": f"{_mib(self.static_buffer_bytes)} static buffers + {_mib(self.pool_bytes)} pool",
             "calls": f"{self.calls}: {_count(self.hits, 'hit')}, {fallbacks}, {_count(self.errors, 'error')}",
             "hit rate": f"{hit_rate} ({self.exact_hits} exact, {self.padded_hits} padded)",
@@ -151,7 +152,7 @@ def summarise(report: CaptureReport, manager: VocoderCUDAGraphManager, compariso
     worst = max(comparisons, key=lambda c: c.difference.max_abs, default=None)
     largest = worst.difference.max_abs if worst else 0.0
     return CaptureSummary(
-        backend=report.backend,
+        device=report.device,
         graphs_requested=report.requested,
         graphs_captured=report.captured,
         capture_s=report.seconds,

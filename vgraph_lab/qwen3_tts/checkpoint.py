@@ -13,7 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from ..errors import CheckpointError, did_you_mean
+from vgraph_lab.errors import CheckpointError, did_you_mean
+
 from .decoder import Code2WavDecoder
 from .geometry import DecoderGeometry, TokenizerConfig
 from .layers import ConvNeXtBlock, LayerScale, ResidualUnit

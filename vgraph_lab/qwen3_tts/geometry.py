@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from ..errors import CheckpointError
+from vgraph_lab.errors import CheckpointError
 
 __all__ = ["CONFIG_NAME", "DecoderGeometry", "TokenizerConfig", "published_geometry"]
 

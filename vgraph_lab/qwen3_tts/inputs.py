@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..errors import InputError
-from ..graphs.backends import is_capturing
+from vgraph_lab.errors import InputError
+from vgraph_lab.graphs.backends import is_capturing
+
 from .geometry import DecoderGeometry
 
 __all__ = ["validate_codes"]

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError, InputError
-from ..graphs.descriptor import Descriptor
-from ..graphs.routine import Buffers, Resolution, Routine
-from ..graphs.target import Target
+from vgraph_lab.errors import ConfigError, InputError
+from vgraph_lab.graphs.descriptor import Descriptor
+from vgraph_lab.graphs.routine import Buffers, Resolution, Routine
+from vgraph_lab.graphs.target import Target
+
 from .decoder import Code2WavDecoder
 from .inputs import validate_codes
 

@@ -12,15 +12,16 @@ import ipywidgets as widgets
 import torch
 from torch import Tensor
 
-from ..config import VocoderGraphSettings
-from ..errors import BackendError, VGraphLabError
-from ..graphs.backends import choose_backend, create_backend
-from ..graphs.manager import VocoderCUDAGraphManager
-from ..graphs.report import CaptureReport
-from ..graphs.target import Target
-from ..qwen3_tts.checkpoint import load_decoder
-from ..qwen3_tts.decoder import Code2WavDecoder
-from ..qwen3_tts.stateless import stateless_target
+from vgraph_lab.config import VocoderGraphSettings
+from vgraph_lab.errors import BackendError, VGraphLabError
+from vgraph_lab.graphs.backends import choose_backend, create_backend
+from vgraph_lab.graphs.manager import VocoderCUDAGraphManager
+from vgraph_lab.graphs.report import CaptureReport
+from vgraph_lab.graphs.target import Target
+from vgraph_lab.qwen3_tts.checkpoint import load_decoder
+from vgraph_lab.qwen3_tts.decoder import Code2WavDecoder
+from vgraph_lab.qwen3_tts.stateless import stateless_target
+
 from .capture_settings import BUNDLED, CaptureSettings
 from .html import escape, styled
 from .progress import ProgressWidget

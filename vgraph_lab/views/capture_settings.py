@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from ..bundled import checkpoint_folder
-from ..errors import ConfigError
+from vgraph_lab.bundled import checkpoint_folder
+from vgraph_lab.errors import ConfigError
 
 __all__ = ["BUNDLED", "CaptureSettings"]
 

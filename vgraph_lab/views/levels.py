@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..errors import InputError
-from ..inspect.audio import dbfs, dbfs_text
+from vgraph_lab.errors import InputError
+from vgraph_lab.inspect.audio import dbfs, dbfs_text
 
 __all__ = ["Samples", "difference_gain_db", "difference_label", "difference_track", "mono", "peak", "shared_gain"]
 

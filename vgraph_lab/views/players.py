@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
-from ..inspect.parity import Comparison
+from vgraph_lab.errors import InputError
+from vgraph_lab.inspect.parity import Comparison
+
 from .html import Html, escape, styled
 from .levels import Samples, difference_gain_db, difference_label, difference_track, peak, shared_gain
 from .plots import waveforms
@@ -28,8 +29,7 @@ from .style import COLOURS, chart
 __all__ = ["ABPair", "ab_players", "wav_data_uri"]
 
 _PAUSE_OTHERS = (
-    "for(const a of this.closest('.vgl-ab').querySelectorAll('audio'))"
-    "if(a!==this&&!a.paused){a.pause();if(this.currentTime===0)this.currentTime=a.currentTime}"
+    "for(const a of this.closest('.vgl-ab').querySelectorAll('audio'))if(a!==this&&!a.paused){a.pause();this.currentTime=a.currentTime}"
 )
 
 

@@ -12,7 +12,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from ..errors import FallbackReason
+from vgraph_lab.errors import FallbackReason
+
 from .levels import Samples, difference_gain_db, difference_label, difference_track, peak
 from .style import COLOURS, INK, REASON_COLOURS
 
@@ -35,11 +36,13 @@ def memory_by_entry(entries: pd.DataFrame, *, ax: Axes) -> Axes:
         ax: where to draw.
     """
     places = np.arange(len(entries))
-    width = 0.8 / len(_MEMORY)
-    for number, (column, colour, label, hatch) in enumerate(_MEMORY):
+    captured = entries[entries["reason"] == ""]
+    shown = [series for series in _MEMORY if captured.empty or captured[series[0]].notna().any()]  # the CPU has no device delta
+    width = 0.8 / len(shown)
+    for number, (column, colour, label, hatch) in enumerate(shown):
         heights = entries[column].to_numpy(dtype=float)
         bars = ax.bar(
-            places + (number - 1) * width,
+            places + (number - (len(shown) - 1) / 2) * width,
             np.nan_to_num(heights),
             width * 0.92,
             label=label,
@@ -67,7 +70,8 @@ def memory_by_entry(entries: pd.DataFrame, *, ax: Axes) -> Axes:
 def _mib(value: float) -> str:
     if value != 0 and abs(value) < 0.01:
         return "< 0.01" if value > 0 else "> −0.01"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.2f}".rstrip("0").rstrip(".")
+    digits = f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.2f}".rstrip("0").rstrip(".")
+    return digits.replace("-", "−")
 
 
 def calls_by_outcome(coverage: pd.DataFrame, *, ax: Axes) -> Axes:

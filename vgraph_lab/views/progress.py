@@ -12,8 +12,9 @@ from typing import Any
 import ipywidgets as widgets
 from tqdm import tqdm
 
-from ..graphs.manager import ProgressCallback
-from ..graphs.report import CaptureProgress
+from vgraph_lab.graphs.manager import ProgressCallback
+from vgraph_lab.graphs.report import CaptureProgress
+
 from .html import escape, styled
 
 __all__ = ["ProgressWidget", "TerminalProgress", "capture_progress"]

@@ -19,7 +19,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..errors import FallbackReason
+from vgraph_lab.errors import FallbackReason
+
 from .html import escape, styled
 
 __all__ = ["COLOURS", "INK", "RC", "REASON_COLOURS", "Chart", "chart", "look"]

@@ -10,7 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from ..errors import InputError, did_you_mean
+from vgraph_lab.errors import InputError, did_you_mean
+
 from .html import Html, escape, styled
 
 __all__ = ["show_table"]

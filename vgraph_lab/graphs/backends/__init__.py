@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ...errors import BackendError
+from vgraph_lab.errors import BackendError
+
 from .base import BackendName, GraphBackend
 from .cpu import CpuGraphBackend
 from .cpu.session import is_capturing as _is_capturing_on_cpu

@@ -10,7 +10,8 @@ from typing import NoReturn
 import torch
 from torch import Tag, Tensor
 
-from ...errors import CaptureRefusedError
+from vgraph_lab.errors import CaptureRefusedError
+
 from .call import Call, user_line
 
 __all__ = ["capture_conditions", "check_call", "check_results", "no_refusal_swallowed", "refuse"]

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ....errors import CaptureError
+from vgraph_lab.errors import CaptureError
+
 from .segment import MIN_BLOCK_BYTES, SMALL_LIMIT_BYTES, Block, BlockRef, Segment, segment_size
 
 __all__ = ["ArenaBlock", "ArenaPool", "Lease"]

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....errors import CaptureError
-from ..audit import CaptureAudit, Origins, run_checked
-from ..base import BackendName, DeviceMemory, GraphPool
-from ..rules import capture_conditions
+from vgraph_lab.errors import CaptureError
+from vgraph_lab.graphs.backends.audit import CaptureAudit, Origins, run_checked
+from vgraph_lab.graphs.backends.base import BackendName, DeviceMemory, GraphPool
+from vgraph_lab.graphs.backends.rules import capture_conditions
+
 from .arena import ArenaPool
 from .graph import CpuGraph
 from .host_memory import host_memory

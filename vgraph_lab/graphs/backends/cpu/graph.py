@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ....errors import ForkedProcessError, ReplayError
-from ..base import GraphNode
+from vgraph_lab.errors import ForkedProcessError, ReplayError
+from vgraph_lab.graphs.backends.base import GraphNode
+
 from .arena import ArenaPool, Lease
 from .nodes import graph_nodes
 from .record import Record

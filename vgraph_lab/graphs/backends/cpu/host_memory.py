@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ....errors import BackendError
-from ..base import DeviceMemory
+from vgraph_lab.errors import BackendError
+from vgraph_lab.graphs.backends.base import DeviceMemory
 
 __all__ = ["host_memory"]
 

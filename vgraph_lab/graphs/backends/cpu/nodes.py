@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from ..base import GraphNode
+from vgraph_lab.graphs.backends.base import GraphNode
+
 from .geometry import byte_range
 from .record import Record
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tag, Tensor
 from torch._ops import OpOverload
 
-from ..call import Call
+from vgraph_lab.graphs.backends.call import Call
+
 from .geometry import same_bytes
 from .record import step
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
-from ..base import NodeKind
-from ..call import Call
+from vgraph_lab.graphs.backends.base import NodeKind
+from vgraph_lab.graphs.backends.call import Call
 
 __all__ = ["Record", "copying_step", "node_kind", "step"]
 

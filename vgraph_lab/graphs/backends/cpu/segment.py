@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ....errors import CaptureError
+from vgraph_lab.errors import CaptureError
 
 if TYPE_CHECKING:
     from .arena import Lease

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ....errors import CaptureError
+from vgraph_lab.errors import CaptureError
 
 __all__ = ["capture_session", "is_capturing"]
 

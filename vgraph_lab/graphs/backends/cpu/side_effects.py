@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tag, Tensor, UntypedStorage
 
-from ..call import Call, storage_id
-from ..rules import refuse
+from vgraph_lab.graphs.backends.call import Call, storage_id
+from vgraph_lab.graphs.backends.rules import refuse
 
 __all__ = ["SideEffects"]
 

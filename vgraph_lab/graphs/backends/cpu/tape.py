@@ -9,9 +9,10 @@ import torch
 from torch import Tag, Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ..audit import CheckedMode, Origins
-from ..call import Call, storage_id
-from ..rules import refuse
+from vgraph_lab.graphs.backends.audit import CheckedMode, Origins
+from vgraph_lab.graphs.backends.call import Call, storage_id
+from vgraph_lab.graphs.backends.rules import refuse
+
 from .arena import Lease
 from .geometry import alias, byte_view, bytes_needed
 from .out_variant import Moved, OutVariants

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ..call import Call, storage_id
-from ..rules import refuse
+from vgraph_lab.graphs.backends.call import Call, storage_id
+from vgraph_lab.graphs.backends.rules import refuse
 
 __all__ = ["VersionWatch"]
 

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....errors import BackendError, CaptureError
-from ..audit import CaptureAudit, run_checked
-from ..base import BackendName, DeviceMemory, GraphPool
-from ..rules import capture_conditions
+from vgraph_lab.errors import BackendError, CaptureError
+from vgraph_lab.graphs.backends.audit import CaptureAudit, run_checked
+from vgraph_lab.graphs.backends.base import BackendName, DeviceMemory, GraphPool
+from vgraph_lab.graphs.backends.rules import capture_conditions
+
 from .graph import CudaCapturedGraph
 from .pool import CudaPool
 

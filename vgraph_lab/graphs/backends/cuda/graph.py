@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from ....errors import BackendError, MissingExtraError, ReplayError
-from ..base import GraphNode, NodeKind
+from vgraph_lab.errors import BackendError, MissingExtraError, ReplayError
+from vgraph_lab.graphs.backends.base import GraphNode, NodeKind
+
 from .pool import CudaPool
 
 __all__ = ["CudaCapturedGraph"]
