@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..errors import ConfigError
+from vgraph_lab.errors import ConfigError
 
 __all__ = ["Transition", "TransitionTable"]
 
