@@ -10,17 +10,17 @@ Everything after the spectra is causal, so the look-ahead is half of the longer 
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vgraph_lab.errors import CheckpointError
 
+from .config_files import read_config
 from .transformer import sliding_window_mask
 
 __all__ = ["ENCODER_CONFIG_NAME", "EncoderGeometry", "EncoderNetwork"]
@@ -78,13 +78,7 @@ class EncoderGeometry(BaseModel):
                 f"{folder} has no {ENCODER_CONFIG_NAME}, so it has no encoder that this package can load (published encoders are "
                 "another design). The bundled checkpoint has one: vgraph_lab.bundled.checkpoint_folder()."
             )
-        try:
-            return cls.model_validate(json.loads(path.read_text(encoding="utf-8")))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{path} is not JSON: {error}") from error
-        except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'encoder'}: {e['msg']}" for e in error.errors())
-            raise CheckpointError(f"{path} does not describe an encoder: {problems}") from error
+        return read_config(path, cls, "an encoder")
 
 
 class LogSpectra(nn.Module):

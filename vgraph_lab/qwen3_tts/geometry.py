@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from vgraph_lab.errors import CheckpointError
+
+from .config_files import read_config
 
 __all__ = ["CONFIG_NAME", "DecoderGeometry", "TokenizerConfig", "published_geometry"]
 
@@ -113,13 +114,7 @@ class TokenizerConfig(BaseModel):
             raise CheckpointError(
                 f"{folder} has no {CONFIG_NAME}. Expected a published speech_tokenizer folder: {CONFIG_NAME} beside *.safetensors."
             )
-        try:
-            return cls.model_validate(json.loads(path.read_text(encoding="utf-8")))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{path} is not JSON: {error}") from error
-        except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'config'}: {e['msg']}" for e in error.errors())
-            raise CheckpointError(f"{path} does not describe a 12 Hz decoder: {problems}") from error
+        return read_config(path, cls, "a 12 Hz decoder")
 
 
 def published_geometry() -> DecoderGeometry:
