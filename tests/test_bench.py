@@ -29,12 +29,13 @@ def test_stateless_record(tiny_decoder: Code2WavDecoder, tmp_path: Path) -> None
     record = bench_stateless(tiny_decoder, batch_sizes=(2, 1), frames=(3,), repeats=2, settings={"weights": "tiny"}, progress=seen.append)
     assert [(row["batch_size"], row["frames"]) for row in record.rows] == [(1, 3), (2, 3)]
     for row in record.rows:
-        assert row["handle_overhead_host_idle_us"] == pytest.approx(1e3 * (row["handle_host_ms"] - row["copy_replay_host_ms"]))
+        assert not any("burst" in key or "overhead" in key for key in row), "on the CPU there is no host time of its own"
         assert row["speedup_replay"] == pytest.approx(row["eager_wall_ms"] / row["replay_wall_ms"])
         assert sum(row["nodes"].values()) > 100
     assert record.settings["capture"]["graphs"] == 2
     assert record.settings["capture_by_hand"] is None
-    assert seen == ["capturing", "measuring B2×T3", "measuring B1×T3"]
+    assert seen[-2:] == ["measuring B2×T3, shape 1 of 2", "measuring B1×T3, shape 2 of 2"]
+    assert seen[0] == "capturing 0/2 qwen3_tts.stateless B2×T3"
     written = json.loads(record.write(tmp_path / "deep" / "record.json").read_text())
     assert {"bench", "settings", "rows", "machine", "command", "commit", "measured_at"} == set(written)
     assert written["machine"]["torch"] == torch.__version__

@@ -33,6 +33,32 @@ def test_doctor_fails_for_a_device_that_is_not_there() -> None:
     assert "cuda" in capture["finding"]
 
 
+def test_a_device_of_no_known_kind_is_bad_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["doctor", "--device", "gpu"], ["voice", "--device", "gpu"], ["bench", "stateless", "--device", "gpu"]):
+        monkeypatch.setattr(sys, "argv", ["vgraph-lab", *command])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert stop.value.code == 2, command
+        assert "Accepted: 'auto'" in " ".join(capsys.readouterr().err.split())
+
+
+def test_report_that_cannot_be_written_is_bad_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(sys, "argv", ["vgraph-lab", "tour", "--output", str(tmp_path / "file" / "tour.html")])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert "cannot be written" in " ".join(capsys.readouterr().err.split())
+
+
+def test_version() -> None:
+    import vgraph_lab
+
+    assert runner.invoke(app, ["--version"]).output.strip() == vgraph_lab.__version__
+
+
 def test_bench_prints_a_table_and_writes_a_record(tiny_folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "record.json"
     arguments = [
@@ -51,11 +77,11 @@ def test_bench_prints_a_table_and_writes_a_record(tiny_folder: Path, tmp_path: P
     ]
     result = runner.invoke(app, [*arguments, "--repeats", "2", "--output", str(output)])
     assert result.exit_code == 0, result.output
-    assert "speed-up" in result.output
+    assert "eager ÷ handle" in result.output
     assert json.loads(output.read_text())["rows"][0]["frames"] == 3
 
 
-@pytest.mark.parametrize("sizes", ["", "0", "1,1", "one", "1;2"])
+@pytest.mark.parametrize("sizes", [",", "0", "1,1", "one", "1;2"])
 def test_bench_refuses_sizes_that_are_none(tiny_folder: Path, sizes: str) -> None:
     result = runner.invoke(app, ["bench", "stateless", "--checkpoint", str(tiny_folder), "--device", "cpu", "--frames", sizes])
     assert result.exit_code == 2

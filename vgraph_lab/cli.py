@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -39,6 +40,20 @@ class Dtype(StrEnum):
     def torch(self) -> torch.dtype:
         """The torch dtype of this name."""
         return getattr(torch, self.value)  # type: ignore[no-any-return]  # torch's attributes by name are Any
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(version("vgraph-lab"))
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")]
+
+
+@app.callback()
+def root(show_version: Version = False) -> None:
+    """Capture, inspect and hear runner-owned CUDA graphs of TTS vocoders."""
 
 
 @app.command()
@@ -103,55 +118,44 @@ def stateless(
     checkpoint: Annotated[Path | None, typer.Option(help="Checkpoint folder; random weights at the published geometry by default.")] = None,
     device: Device = "auto",
     dtype: Annotated[Dtype, typer.Option(help="Dtype of weights and activations.")] = Dtype.bfloat16,
-    batch_sizes: Annotated[str, typer.Option(help="Comma-separated rows per call.")] = "1,4,16",
-    frames: Annotated[str, typer.Option(help="Comma-separated frames per row.")] = "1,25,97,150,325",
-    repeats: Annotated[int, typer.Option(min=2, help="Timed runs per variant.")] = 50,
+    batch_sizes: Annotated[str, typer.Option(help="Comma-separated rows per call; by default 1,4,16 (on a CPU: 1).")] = "",
+    frames: Annotated[str, typer.Option(help="Comma-separated frames per row; by default 1,25,97,150,325 (on a CPU: 1,10).")] = "",
+    repeats: Annotated[int, typer.Option(min=2, help="Timed runs per variant, at most.")] = 50,
     output: Annotated[Path | None, typer.Option(help="Write the record here, e.g. into data/measurements/.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Eager, raw replay and Handle call of one window, at each batch size and frame count."""
     from .bench.stateless import bench_stateless
-    from .graphs import create_backend
+    from .bench.tables import stateless_table
+    from .graphs.backends import checked_device
     from .qwen3_tts.checkpoint import load_decoder, random_decoder
     from .qwen3_tts.geometry import published_geometry
 
-    place = create_backend(device).device
-    if checkpoint is None:
-        decoder, described = random_decoder(published_geometry(), place, dtype.torch), "random weights at the published geometry"
-    else:
-        decoder, described = load_decoder(checkpoint, place, dtype.torch), str(checkpoint)
-    with console.status("loading") as status:
+    place = checked_device(device)
+    is_cpu = place.type == "cpu"
+    sizes = _numbers(batch_sizes or ("1" if is_cpu else "1,4,16"), "--batch-sizes")
+    lengths = _numbers(frames or ("1,10" if is_cpu else "1,25,97,150,325"), "--frames")
+    messages = Console(stderr=True)
+    with messages.status("loading") as status:
+        if checkpoint is None:
+            decoder, described = random_decoder(published_geometry(), place, dtype.torch), "random weights at the published geometry"
+        else:
+            decoder, described = load_decoder(checkpoint, place, dtype.torch), str(checkpoint)
+
+        def progress(message: str) -> None:
+            status.update(message)
+            if not messages.is_terminal:
+                messages.print(message, highlight=False)
+
         record = bench_stateless(
-            decoder,
-            batch_sizes=_numbers(batch_sizes, "--batch-sizes"),
-            frames=_numbers(frames, "--frames"),
-            repeats=repeats,
-            settings={"weights": described},
-            progress=status.update,
+            decoder, batch_sizes=sizes, frames=lengths, repeats=repeats, settings={"weights": described}, progress=progress
         )
     if output:
         record.write(output)
     if as_json:
         print(record.to_json())
-        return
-    columns = ["B", "T", "eager", "replay", "handle", "speed-up", "host eager", "host handle", "handle adds"]
-    caption = "median ms; host: until the call returns; handle adds: host µs over copy + replay"
-    table = Table(*columns, title=f"{record.machine['card']}, {record.settings['dtype']}, {described}", caption=caption)
-    for row in record.rows:
-        times = [row[key] for key in ("eager_wall_ms", "replay_wall_ms", "handle_wall_ms")]
-        hosts = [row[key] for key in ("eager_host_ms", "handle_host_ms")]
-        table.add_row(
-            str(row["batch_size"]),
-            str(row["frames"]),
-            *(f"{t:.3f}" for t in times),
-            f"{row['speedup_handle']:.2f}x",
-            *(f"{t:.3f}" for t in hosts),
-            f"{row['handle_overhead_host_us']:.1f}",
-        )
-    console.print(table)
-    for name in ("capture", "capture_by_hand"):
-        if record.settings[name]:
-            console.print(f"{name}: {json.dumps(record.settings[name])}")
+    else:
+        console.print(stateless_table(record))
 
 
 def _numbers(text: str, option: str) -> list[int]:
@@ -168,6 +172,9 @@ def main() -> None:
     """Run the command line; an expected error is one clear message and exit code 2."""
     try:
         app()
+    except KeyboardInterrupt:
+        Console(stderr=True).print("aborted")
+        raise SystemExit(130) from None
     except VGraphLabError as error:
         Console(stderr=True).print(f"[red]error:[/] {escape(str(error))}", highlight=False)
         raise SystemExit(2) from None

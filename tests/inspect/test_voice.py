@@ -211,7 +211,7 @@ def test_a_run_without_a_recogniser_reports_codebooks() -> None:
 def test_a_missing_recogniser_names_its_extra(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     fake_packages(monkeypatch, [])
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(MissingExtraError, match=r"vgraph-lab\[voice\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install -e '\.\[voice\]'"):
         run_voice(FOLDER, clips=CLIPS[:1])
 
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import vgraph_lab as vg
-from vgraph_lab.errors import CheckpointError
+from vgraph_lab.errors import BackendError, CheckpointError
 from vgraph_lab.qwen3_tts.checkpoint import random_decoder
 from vgraph_lab.qwen3_tts.decoder import Code2WavDecoder
 from vgraph_lab.qwen3_tts.geometry import DecoderGeometry, TokenizerConfig
@@ -192,3 +192,12 @@ def test_codebook_quotient_is_taken_in_fp32(tiny_folder: Path) -> None:
     half, full = vg.load_decoder(tiny_folder, dtype=torch.bfloat16), vg.load_decoder(tiny_folder)
     assert torch.equal(half.quantizer.rvq_rest.table, full.quantizer.rvq_rest.table.bfloat16())
     assert torch.equal(half.pre_transformer.cos, full.pre_transformer.cos.bfloat16())
+
+
+@pytest.mark.parametrize("load", [vg.load_decoder, vg.load_encoder])
+def test_device_that_is_not_there(load: Callable[..., object]) -> None:
+    folder = vg.bundled.checkpoint_folder()
+    with pytest.raises(BackendError, match=r"Accepted: 'auto', 'cpu', 'cuda', 'cuda:N'"):
+        load(folder, device="gpu")
+    with pytest.raises(BackendError, match="cuda"):
+        load(folder, device="cuda:99")

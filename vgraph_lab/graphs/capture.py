@@ -36,6 +36,7 @@ def capture_entry(
     buffers: Buffers,
     *,
     num_warmups: int,
+    audit: bool,
     order: int,
     lazy: bool = False,
 ) -> GraphEntry:
@@ -47,7 +48,8 @@ def capture_entry(
         target: whose Routine does the work.
         descriptor: the shape.
         buffers: the Routine's static buffers for it.
-        num_warmups: eager runs before the capture; the last one is audited against the capture rules.
+        num_warmups: eager runs before the capture.
+        audit: check the last of them against the capture rules; it costs the run several times over.
         order: position among the Manager's captures, for the record.
         lazy: whether a call asked for this capture.
 
@@ -68,8 +70,8 @@ def capture_entry(
         expected = ""
         for run in range(num_warmups):
             routine.prepare_for_capture(descriptor, buffers)
-            last = run == num_warmups - 1
-            found = signature(backend.warm_up(forward, static_inputs=static_inputs, owned=owned, audit=last))
+            is_audited = audit and run == num_warmups - 1
+            found = signature(backend.warm_up(forward, static_inputs=static_inputs, owned=owned, audit=is_audited))
             _check_same_output(expected, found, f"warm-up {run} and {run + 1}")
             expected = found
         backend.synchronize()

@@ -59,10 +59,14 @@ class VocoderCUDAGraphManager:
         settings: policy.
 
     Raises:
-        ConfigError: duplicate Target ids, or settings for a Target that is not declared.
+        ConfigError: no backend, duplicate Target ids, or settings for a Target that is not declared.
     """
 
     def __init__(self, backend: GraphBackend, targets: Sequence[Target[Any]], settings: VocoderGraphSettings | None = None) -> None:
+        if not hasattr(backend, "create_pool"):
+            raise ConfigError(f"backend must be a graph backend such as create_backend('auto'), got {backend!r}.")
+        if isinstance(targets, Target):
+            raise ConfigError("targets must be a sequence of Targets; for a single one write [target].")
         self.settings = settings or VocoderGraphSettings()
         self.backend = backend
         self.targets = {target.target_id: target for target in targets}

@@ -32,6 +32,7 @@ class GraphStore:
         self.entries: dict[str, dict[Descriptor, GraphEntry]] = {}
         self.rejections: dict[str, dict[Descriptor, Rejection]] = {}
         self._captures = 0
+        self._audited: set[str] = set()  # Targets whose work has passed the audit
 
     def add_target(self, target_id: str) -> None:
         """Make room for one Target's graphs."""
@@ -93,8 +94,17 @@ class GraphStore:
             static_bytes = nbytes(dict(buffers))
             self._check_budget(static_bytes, descriptor)
             entry = capture_entry(
-                self.backend, self.pool, target, descriptor, buffers, num_warmups=self.settings.num_warmups, order=self._captures, lazy=lazy
+                self.backend,
+                self.pool,
+                target,
+                descriptor,
+                buffers,
+                num_warmups=self.settings.num_warmups,
+                audit=self.settings.debug or target.target_id not in self._audited,
+                order=self._captures,
+                lazy=lazy,
             )
+            self._audited.add(target.target_id)  # the same code runs for its other shapes
             try:
                 self._check_budget(static_bytes, descriptor)
             except OutOfBudgetError:

@@ -24,7 +24,7 @@ COVERAGE_COLUMNS = {
     "captured_batch_size": "rows of that graph",
     "captured_frames": "codec frames per row of that graph",
     "calls": "number of such calls",
-    "padded_frames": "frames computed for nothing by all these calls: captured minus requested rows x frames (hits only)",
+    "padding_frames": "frames computed for nothing by all these calls: captured minus requested rows x frames (hits only)",
     "wasted_share": "of the frames that hits computed, the share computed for nothing, 0 to 1",
 }
 """The columns of :func:`coverage_table`, in order, with their meaning."""
@@ -38,8 +38,8 @@ SUMMARY_COLUMNS = {
     "fallbacks": "valid calls that ran eager",
     "errors": "calls that failed during copy-in, replay or materialisation",
     "hit_rate": "hits / calls, 0 to 1",
-    "requested_frames": "rows x frames that all hits asked for",
-    "padded_frames": "rows x frames that all hits computed for nothing",
+    "hit_frames": "rows x frames that all hits asked for",
+    "padding_frames": "rows x frames that all hits computed for nothing",
     "wasted_share": "padded / (requested + padded) frames, 0 to 1; missing without hits",
 }
 """The columns of :func:`coverage_summary`, in order, with their meaning."""
@@ -47,7 +47,7 @@ SUMMARY_COLUMNS = {
 
 _DTYPES = {
     **dict.fromkeys(("target", "requested", "reason", "captured"), "str"),
-    **dict.fromkeys(("batch_size", "frames", "calls", "padded_frames"), "int64"),
+    **dict.fromkeys(("batch_size", "frames", "calls", "padding_frames"), "int64"),
     **dict.fromkeys(("captured_batch_size", "captured_frames"), "Int64"),
     "wasted_share": "float64",
 }
@@ -98,7 +98,7 @@ def _row(kind: CallKind, calls: int) -> dict[str, Any]:
         "reason": str(kind.error or kind.reason or ""),
         "captured": str(captured or ""),
         "calls": calls,
-        "padded_frames": 0,
+        "padding_frames": 0,
         "wasted_share": 0.0,
     }
     if captured is not None:
@@ -106,7 +106,7 @@ def _row(kind: CallKind, calls: int) -> dict[str, Any]:
     if captured is not None and outcome == "padded hit":
         computed = captured.batch_size * captured.frames
         padded = computed - key.batch_size * key.frames
-        row |= {"padded_frames": padded * calls, "wasted_share": padded / computed}
+        row |= {"padding_frames": padded * calls, "wasted_share": padded / computed}
     return row
 
 
@@ -115,7 +115,7 @@ def _totals(target: str, table: pd.DataFrame) -> dict[str, Any]:
     exact, padded_hits, fallbacks, errors = (int(by_outcome[outcome]) for outcome in OUTCOMES)
     served = table[table["outcome"].isin(["exact hit", "padded hit"])]
     requested = int((served["batch_size"] * served["frames"] * served["calls"]).sum())
-    padded = int(served["padded_frames"].sum())
+    padded = int(served["padding_frames"].sum())
     hits, calls = exact + padded_hits, int(table["calls"].sum())
     return {
         "target": target,
@@ -126,7 +126,7 @@ def _totals(target: str, table: pd.DataFrame) -> dict[str, Any]:
         "fallbacks": fallbacks,
         "errors": errors,
         "hit_rate": hits / calls,
-        "requested_frames": requested,
-        "padded_frames": padded,
+        "hit_frames": requested,
+        "padding_frames": padded,
         "wasted_share": padded / (requested + padded) if hits else None,
     }

