@@ -53,6 +53,18 @@ def test_report_that_cannot_be_written_is_bad_input(
     assert "cannot be written" in " ".join(capsys.readouterr().err.split())
 
 
+def test_record_that_cannot_be_written_is_found_out_first(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("vgraph_lab.bench.stateless.bench_stateless", lambda *args, **kwargs: pytest.fail("the work was done"))
+    arguments = ["bench", "stateless", "--checkpoint", str(tiny_folder), "--device", "cpu", "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["vgraph-lab", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert "cannot be written" in " ".join(capsys.readouterr().err.split())
+
+
 def test_version() -> None:
     import vgraph_lab
 

@@ -130,8 +130,11 @@ def stateless(
     from .graphs.backends import checked_device
     from .qwen3_tts.checkpoint import load_decoder, random_decoder
     from .qwen3_tts.geometry import published_geometry
+    from .tour import check_writable
 
     place = checked_device(device)
+    if output:
+        check_writable(output)
     is_cpu = place.type == "cpu"
     sizes = _numbers(batch_sizes or ("1" if is_cpu else "1,4,16"), "--batch-sizes")
     lengths = _numbers(frames or ("1,10" if is_cpu else "1,25,97,150,325"), "--frames")

@@ -7,6 +7,7 @@ import os
 import platform
 from dataclasses import dataclass
 from datetime import datetime
+from errno import EISDIR
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
@@ -21,7 +22,7 @@ from .errors import InputError
 from .inspect.summary import SUMMARY_MIME, CaptureSummary
 from .views.report_page import report_page
 
-__all__ = ["TourResult", "notebook_path", "run_tour"]
+__all__ = ["TourResult", "check_writable", "notebook_path", "run_tour"]
 
 _PACKAGE = Path(__file__).resolve().parent
 _FIRST = "01_capture.ipynb"
@@ -69,6 +70,23 @@ def notebook_path(name: str = _FIRST) -> Path:
     raise InputError(f"there is no notebook {name}; looked for {' and '.join(map(str, candidates))}. Reinstall vgraph-lab.")
 
 
+def check_writable(output: Path) -> None:
+    """Find out before the work is done, not after it; makes the folder and leaves no file.
+
+    Raises:
+        InputError: a file cannot be written there.
+    """
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if output.is_dir():
+            raise IsADirectoryError(EISDIR, "it is a folder")
+        probe = output.with_name(output.name + ".partial")
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise InputError(f"{output} cannot be written: {error.strerror}. Choose another --output.") from error
+
+
 def run_tour(output: str | Path = Path("build/tour.html"), *, notebook: str | Path | None = None, timeout_s: float = 600) -> TourResult:
     """Execute a notebook in a kernel of this interpreter and write a self-contained report.
 
@@ -88,10 +106,7 @@ def run_tour(output: str | Path = Path("build/tour.html"), *, notebook: str | Pa
     path, output = Path(notebook) if notebook is not None else notebook_path(), Path(output)
     if not path.is_file():
         raise InputError(f"{path} is not a notebook file.")
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"the report cannot be written to {output}: {error.strerror}. Choose another --output.") from error
+    check_writable(output)
     executed = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     try:
         _execute(executed, path.parent, timeout_s)

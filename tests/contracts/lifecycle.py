@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import multiprocessing
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vgraph_lab.config import VocoderGraphSettings
 from vgraph_lab.errors import (
@@ -309,7 +311,137 @@ class LifecycleContract:
         target(self.x(backend))
         assert manager.stats().hits() == 1
 
+    def test_make_descriptor_that_raises_runs_eager_and_is_remembered(
+        self, backend: GraphBackend, make: MakeManager, target: Target[Any]
+    ) -> None:
+        manager = make(target, **self.lazy(max_extra_graphs=4))
+        manager.capture()
+        target.routine.fail = {"make_descriptor": ZeroDivisionError("oops")}
+        x = self.x(backend, 3, 4)
+        for _ in range(2):
+            assert torch.equal(target(x), target.routine.eager_call(x))
+        assert manager.stats().reasons() == {R.FAILED_DESCRIPTOR: 2}
+        assert target.routine.events.count("make_descriptor B3×T4") == 1
+        assert "ZeroDivisionError: oops" in manager.rejections()["toy.main", Descriptor(3, 4)].detail
+
+    def test_a_declined_key_is_not_a_rejected_descriptor(self, backend: GraphBackend, make: MakeManager, target: Target[Any]) -> None:
+        """Key T12 is declined; key T10 may still be served by a graph of T12."""
+        target.routine.make_descriptor = lambda key: None if key.frames == 12 else Descriptor(1, 12)
+        manager = make(target, **self.lazy(max_extra_graphs=4))
+        manager.capture()
+        for frames in (12, 10, 9):
+            target(self.x(backend, 1, frames))
+        assert manager.stats().reasons() == {R.DECLINED: 1}
+        assert manager.stats().graph_hits("toy.main", Descriptor(1, 12)) == 2
+
+    def test_a_failed_start_up_shape_does_not_stop_a_larger_lazy_one(
+        self, backend: GraphBackend, make: MakeManager, target: Target[Any]
+    ) -> None:
+        target.routine.fail, target.routine.fail_for = {"forward": ValueError("no")}, {LARGE}
+        target.routine.make_descriptor = lambda key: Descriptor(2, 16)
+        manager = make(target, **self.lazy(max_extra_graphs=1))
+        manager.capture()
+        x = self.x(backend, 2, 8)
+        assert torch.allclose(target(x), target.routine.eager_call(x), atol=1e-6)
+        assert manager.stats().hits() == 1
+
+    def test_nothing_is_captured_after_clear(self, backend: GraphBackend, make: MakeManager, target: Target[Any]) -> None:
+        """By a kept Handle, or by a call that was under way."""
+        manager = make(target, **self.lazy(max_extra_graphs=4))
+        manager.capture()
+        handle = target._delegate
+        manager.clear()
+        x = self.x(backend, 1, 9)
+        assert torch.equal(handle(x), target.routine.eager_call(x))
+        assert (manager.entries(), manager.pool.reserved_bytes) == ([], 0)
+        assert manager.stats().reasons() == {R.NO_GRAPH: 1}
+
+    def test_clear_by_a_routine_during_a_lazy_capture_is_refused(
+        self, backend: GraphBackend, make: MakeManager, target: Target[Any]
+    ) -> None:
+        manager = make(target, **self.lazy(max_extra_graphs=4))
+        manager.capture()
+        target.routine.make_descriptor = lambda key: manager.clear()
+        x = self.x(backend, 1, 9)
+        assert torch.equal(target(x), target.routine.eager_call(x))
+        assert "Call it when the capture is over" in manager.rejections()["toy.main", Descriptor(1, 9)].detail
+        assert manager.is_ready
+
+    def test_inspection_while_lazy_capture_decides(self, backend: GraphBackend, make: MakeManager, target: Target[Any]) -> None:
+        target.routine.declines = True
+        manager = make(target, **self.lazy(max_extra_graphs=4))
+        manager.capture()
+        wrong: list[BaseException] = []
+        stop = threading.Event()
+
+        def read() -> None:
+            try:
+                while not stop.is_set():
+                    manager.rejections(), manager.entries(), manager.charged_bytes
+            except BaseException as error:  # noqa: BLE001 - the thread's failure is the test's
+                wrong.append(error)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        for frames in range(300):
+            target(self.x(backend, 1, 9 + frames))
+        stop.set()
+        reader.join()
+        assert wrong == []
+        assert len(manager.rejections()) == 300
+
+    def test_handles_inside_another_capture_run_eager(self, backend: GraphBackend, make: MakeManager) -> None:
+        """In its warm-ups too: what a replay wrote there would come from outside the new graph."""
+        inner = toy_target(backend.device, SMALL, target_id="toy.inner")
+        outer = toy_target(backend.device, target_id="toy.outer")
+        outer.routine.captured_modules = lambda: (outer.routine.model, inner.routine.model)
+        outer.routine.output = lambda y: inner(y)
+        manager = make(inner, outer, targets={"toy.outer": {"enable_lazy_capture": True, "max_extra_graphs": 1}})
+        manager.capture()
+        x = self.x(backend)
+        y = outer(x)
+        assert (manager.stats().hits("toy.outer"), manager.stats().replay_errors()) == (1, 0), manager.rejections()
+        assert set(manager.stats().reasons("toy.inner")) == {R.NESTED_CAPTURE}
+        assert torch.equal(y, inner.routine.eager_call(outer.routine.model(x)))
+
     # ------------------------------------------------------------------------------------------------ failures
+
+    def test_one_failing_reset_strands_nobody(self, backend: GraphBackend, make: MakeManager, target: Target[Any]) -> None:
+        other = toy_target(backend.device, SMALL, target_id="toy.other")
+        manager = make(target, other)
+        manager.capture()
+        entries = manager.entries()
+        reset = entries[0].graph.reset
+
+        def broken() -> None:
+            reset()
+            raise RuntimeError("reset broke")
+
+        entries[0].graph.reset = broken  # type: ignore[method-assign]
+        with pytest.raises(LifecycleError, match=r"1 graphs could not be reset.*reset broke"):
+            manager.clear()
+        assert (target.is_bound, other.is_bound, manager.entries(), manager.pool.reserved_bytes) == (False, False, [], 0)
+        manager.clear()
+
+    @pytest.mark.parametrize("step", ["copy_runtime_inputs", "output_after_replay"])
+    def test_a_target_called_during_a_replay_runs_eager(
+        self, backend: GraphBackend, make: MakeManager, target: Target[Any], step: str
+    ) -> None:
+        """Its graph would overwrite the memory of the one that is being replayed."""
+        manager = make(target)
+        manager.capture()
+        original, zeros = getattr(target.routine, step), torch.zeros_like(self.x(backend))
+
+        def calls_itself(*args: Any, **kwargs: Any) -> Any:
+            setattr(target.routine, step, original)
+            target(zeros)
+            return original(*args, **kwargs)
+
+        setattr(target.routine, step, calls_itself)
+        x = self.x(backend)
+        assert torch.equal(target(x), target.routine.eager_call(x))
+        assert (manager.stats().hits(), manager.stats().reasons()) == (1, {R.NOT_READY: 1})
+        assert torch.equal(target(x), target.routine.eager_call(x))
 
     @pytest.mark.parametrize("step", ["allocate", "prepare", "forward", "capture"])
     def test_capture_failure_stays_with_its_descriptor(
@@ -489,6 +621,60 @@ class LifecycleContract:
             with pytest.raises(BorrowedOutputError, match=r"toy\.t0 B1×T4"):
                 use()
         assert torch.equal(total, targets[0].routine.eager_call(x).sum()), "what was computed in time stays valid"
+
+    def test_constants_in_outputs_may_vary(self, backend: GraphBackend, make: MakeManager) -> None:
+        """The length of a padded call is the call's own, not the graph's."""
+        target = toy_target(backend.device, LARGE)
+        target.routine.output = lambda y: {"wave": y, "frames": y.shape[1]}
+        target.routine.output_after_replay = lambda d, b, out, x: {"wave": out["wave"][: x.shape[0], : x.shape[1]], "frames": x.shape[1]}
+        manager = make(target)
+        manager.capture()
+        for frames in (8, 5):
+            x = self.x(backend, 2, frames)
+            assert target(x)["frames"] == target.routine.eager_call(x)["frames"] == frames
+        assert manager.stats().hits() == 2
+
+    def test_structures_keep_their_classes(self, backend: GraphBackend, make: MakeManager, target: Target[Any]) -> None:
+        class Output(OrderedDict[str, Tensor]):
+            pass
+
+        class Pair(NamedTuple):
+            first: Tensor
+            second: list[Tensor]
+
+        target.routine.output = lambda y: Output(pair=Pair(y, [y + 1]))  # type: ignore[arg-type]
+        make(target).capture()
+        found = target(self.x(backend))
+        assert type(found) is Output
+        assert type(found["pair"]) is Pair
+        assert type(found["pair"].second) is list
+
+    def test_a_graph_keeps_what_it_reads_alive(self, backend: GraphBackend, make: MakeManager, target: Target[Any]) -> None:
+        """Weights that the model lets go of after the capture: the graph still reads their memory."""
+        make(target).capture()
+        x = self.x(backend)
+        expected = target.routine.eager_call(x)
+        model = target.routine.model
+        model.first, model.second = (nn.Parameter(torch.zeros_like(p)) for p in (model.first, model.second))
+        gc.collect()
+        backend.release_cached_memory()
+        junk = [torch.full((1 << 16,), float("nan"), device=backend.device) for _ in range(64)]
+        assert torch.equal(target(x), expected)
+        assert len(junk) == 64
+
+    # ------------------------------------------------------------------------------------------------ memory
+
+    def test_shared_static_buffers_are_charged_once(self, backend: GraphBackend, make: MakeManager) -> None:
+        shared = torch.zeros(4, 64, WIDTH, device=backend.device)
+        sizes = [Descriptor(1, 64), Descriptor(2, 64), Descriptor(4, 64)]
+        target = toy_target(backend.device, *sizes)
+        target.routine.allocate_buffers = lambda d: {"x": shared[: d.batch_size]}
+        manager = make(target)
+        report = manager.capture()
+        assert report.captured == 3
+        assert report.static_buffer_bytes == shared.untyped_storage().nbytes()
+        assert sum(e.cost.static_buffer_bytes for e in manager.entries()) == report.static_buffer_bytes
+        assert manager.charged_bytes == sum(e.cost.charge_bytes for e in manager.entries())
 
     # ------------------------------------------------------------------------------------------------ cleanup
 

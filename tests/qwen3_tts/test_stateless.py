@@ -210,3 +210,18 @@ def test_lazy_capture_takes_the_exact_shape(decoder: Code2WavDecoder) -> None:
         assert torch.equal(target(c), decoder(c))
         assert manager.entries()[-1].descriptor == Descriptor(2, 11)
         assert (manager.stats().hits(), manager.stats().fallbacks()) == (2, 0)
+
+
+def test_changed_codebooks_reach_captured_graphs() -> None:
+    """The decoding tables are rewritten where they are; graphs read their addresses."""
+    decoder = random_decoder(SMALL, seed=9)
+    target = stateless_target(decoder, bucket_frames=(4,))
+    with VocoderCUDAGraphManager(create_backend("cpu"), [target]) as manager:
+        manager.capture()
+        c = codes(1, 4)
+        before = target(c)
+        for book in decoder.quantizer.rvq_rest.codebooks:
+            book.embedding_sum.mul_(-1.5)
+        decoder.refresh_tables()
+        assert torch.equal(target(c), decoder(c))
+        assert not torch.equal(target(c), before)

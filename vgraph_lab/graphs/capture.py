@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
@@ -20,7 +21,24 @@ from .routine import Buffers
 from .structure import nbytes, signature, tensors
 from .target import Target
 
-__all__ = ["capture_entry", "owned_tensors"]
+__all__ = ["capture_entry", "is_capture_underway", "owned_tensors"]
+
+
+_thread = threading.local()
+
+
+def is_capture_underway() -> bool:
+    """Whether the calling thread is warming up or capturing: whatever it calls belongs into that graph."""
+    return bool(getattr(_thread, "is_underway", False))
+
+
+@contextmanager
+def _underway() -> Iterator[None]:
+    before, _thread.is_underway = is_capture_underway(), True
+    try:
+        yield
+    finally:
+        _thread.is_underway = before
 
 
 def owned_tensors(modules: Iterable[nn.Module]) -> list[Tensor]:
@@ -35,6 +53,7 @@ def capture_entry(
     descriptor: Descriptor,
     buffers: Buffers,
     *,
+    static_buffer_bytes: int,
     num_warmups: int,
     audit: bool,
     order: int,
@@ -48,6 +67,7 @@ def capture_entry(
         target: whose Routine does the work.
         descriptor: the shape.
         buffers: the Routine's static buffers for it.
+        static_buffer_bytes: what they take, without what other entries hold already; for the record.
         num_warmups: eager runs before the capture.
         audit: check the last of them against the capture rules; it costs the run several times over.
         order: position among the Manager's captures, for the record.
@@ -66,7 +86,7 @@ def capture_entry(
         return routine.forward_for_capture(descriptor, buffers)
 
     pool_before, free_before = pool.reserved_bytes, backend.memory().free_bytes
-    with _stopwatch() as warmup:
+    with _underway(), _stopwatch() as warmup:
         expected = ""
         for run in range(num_warmups):
             routine.prepare_for_capture(descriptor, buffers)
@@ -77,14 +97,14 @@ def capture_entry(
         backend.synchronize()
     with _stopwatch() as collection:
         gc.collect()
-    with _stopwatch() as capture:
+    with _underway(), _stopwatch() as capture:
         routine.prepare_for_capture(descriptor, buffers)
         graph, output = backend.capture(forward, pool, static_inputs=static_inputs, owned=owned)
     try:
         _check_same_output(expected, signature(output), "the last warm-up and the capture")
         cost = CaptureCost(
             order=order,
-            static_buffer_bytes=nbytes(dict(buffers)),
+            static_buffer_bytes=static_buffer_bytes,
             output_bytes=nbytes(output),
             pool_reserved_before_bytes=pool_before,
             pool_reserved_after_bytes=pool.reserved_bytes,
@@ -103,7 +123,7 @@ def capture_entry(
         del output
         graph.reset()
         raise
-    return GraphEntry(target.target_id, descriptor, buffers, graph, output, cost, lazy=lazy)
+    return GraphEntry(target.target_id, descriptor, buffers, graph, output, cost, owned=owned, lazy=lazy)
 
 
 def _check_same_output(expected: str, found: str, between: str) -> None:

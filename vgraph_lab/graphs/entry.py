@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,10 +76,20 @@ class GraphEntry:
     """One captured graph with its Descriptor, static buffers, captured output and cost record."""
 
     def __init__(
-        self, target_id: str, descriptor: Descriptor, buffers: Buffers, graph: CapturedGraph, output: Any, cost: CaptureCost, *, lazy: bool
+        self,
+        target_id: str,
+        descriptor: Descriptor,
+        buffers: Buffers,
+        graph: CapturedGraph,
+        output: Any,
+        cost: CaptureCost,
+        *,
+        owned: Sequence[Tensor],
+        lazy: bool,
     ) -> None:
         self.target_id, self.descriptor, self.cost, self.lazy = target_id, descriptor, cost, lazy
         self.buffers, self.graph, self.output = buffers, graph, output
+        self._owned = owned  # the graph reads their addresses, so they must not be freed before it
         self.last_use_unix_s: float | None = None
         self.is_released = False
         self._structure = signature(output, shapes=False)
@@ -107,7 +117,7 @@ class GraphEntry:
     def release(self) -> None:
         """Reset the graph and let go of its memory. Safe to call twice; callers hold the pool."""
         self.is_released = True
-        self.output, self.buffers = None, {}
+        self.output, self.buffers, self._owned = None, {}, ()
         self.graph.reset()
 
     def __repr__(self) -> str:

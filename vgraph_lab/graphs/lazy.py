@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from threading import Lock
+from threading import Lock, get_ident
+from types import TracebackType
 from typing import Any
 
 from vgraph_lab.errors import FallbackReason
@@ -12,46 +13,90 @@ from .entry import GraphEntry, Rejection
 from .store import GraphStore
 from .target import Target
 
-__all__ = ["LazyCapture"]
+__all__ = ["CaptureTurn", "LazyCapture"]
+
+
+class CaptureTurn:
+    """The right to capture for a Manager: one thread at a time has it, and knows that it has."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._thread: int | None = None
+
+    def take(self, *, wait: bool) -> bool:
+        """Take the turn; False if another thread has it and ``wait`` is False."""
+        taken = self._lock.acquire(blocking=wait)
+        if taken:
+            self._thread = get_ident()
+        return taken
+
+    def give_back(self) -> None:
+        """Let the next thread capture."""
+        self._thread = None
+        self._lock.release()
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether the calling thread has the turn."""
+        return self._thread == get_ident()
+
+    def __enter__(self) -> None:
+        self.take(wait=True)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.give_back()
 
 
 class LazyCapture:
     """Answers a runtime key that no graph serves: with an entry, or with the reason why there is none.
 
+    A key is not a Descriptor: the Routine may make one Descriptor for many keys, or none. What was declined is
+    remembered by key, what was rejected by Descriptor.
+
     Args:
         store: where entries and rejections are kept.
         target: whose Routine makes Descriptors.
         max_extra_graphs: cap on lazily captured graphs of this Target; None means no cap.
-        capturing: held by whoever captures for the Manager; a call that finds it taken runs eager (``not_ready``).
+        turn: a call that finds it taken by another thread runs eager (``not_ready``).
     """
 
-    def __init__(self, store: GraphStore, target: Target[Any], max_extra_graphs: int | None, capturing: Lock) -> None:
-        self._store, self._target, self._cap, self._capturing = store, target, max_extra_graphs, capturing
+    def __init__(self, store: GraphStore, target: Target[Any], max_extra_graphs: int | None, turn: CaptureTurn) -> None:
+        self._store, self._target, self._cap, self._turn = store, target, max_extra_graphs, turn
         self._entries, self._rejections = store.entries[target.target_id], store.rejections[target.target_id]
-        self._descriptor_of: dict[Descriptor, Descriptor] = {}  # runtime key → the Descriptor its Routine made
+        self._declines = store.declines[target.target_id]
+        self._descriptor_of: dict[Descriptor, Descriptor] = {}  # runtime key → the Descriptor that its Routine made
 
     def __call__(self, key: Descriptor) -> GraphEntry | FallbackReason:
         known = self._look_up(key)
         if known is not None:
             return known
-        if not self._capturing.acquire(blocking=False):
+        if self._turn.is_mine or not self._turn.take(wait=False):
             return FallbackReason.NOT_READY
         try:
-            answer = self._look_up(key) or self._capture(key)
+            return self._look_up(key) or self._capture(key)
         finally:
-            self._capturing.release()
-        return answer
+            self._turn.give_back()
 
     def _look_up(self, key: Descriptor) -> GraphEntry | FallbackReason | None:
-        descriptor = self._descriptor_of.get(key, key)
+        if self._store.is_closed:
+            return FallbackReason.NO_GRAPH
+        if key in self._declines:
+            return self._declines[key].reason
+        descriptor = self._descriptor_of.get(key)
+        if descriptor is None:
+            return None
         if descriptor in self._rejections:
             return self._rejections[descriptor].reason
         return self._entries.get(descriptor)
 
     def _capture(self, key: Descriptor) -> GraphEntry | FallbackReason:
-        descriptor = self._target.routine.make_descriptor(key)
+        try:
+            descriptor = self._target.routine.make_descriptor(key)
+        except Exception as error:  # noqa: BLE001 - a Routine may raise anything; it is kept as the reason
+            detail = f"make_descriptor raised {self._store.describe(error)}"
+            return self._store.decline(self._target, key, FallbackReason.FAILED_DESCRIPTOR, detail).reason
         if descriptor is None:
-            return self._store.reject(self._target, key, FallbackReason.DECLINED, "the Routine makes no Descriptor for this shape").reason
+            return self._store.decline(self._target, key, FallbackReason.DECLINED, "the Routine makes no Descriptor for this shape").reason
         self._descriptor_of[key] = descriptor
         known = self._look_up(key)
         if known is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from enum import Enum
-from threading import Lock
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
@@ -17,7 +16,7 @@ from .backends.base import GraphBackend, GraphPool
 from .borrow import BorrowLedger
 from .descriptor import Descriptor
 from .entry import GraphEntry, Rejection
-from .lazy import LazyCapture
+from .lazy import CaptureTurn, LazyCapture
 from .report import CaptureOutcome, CaptureProgress, CaptureReport
 from .runtime import GraphRuntime
 from .stats import StatsSink, StatsSnapshot
@@ -82,7 +81,7 @@ class VocoderCUDAGraphManager:
         self._eager_targets: dict[str, str] = {}
         self._sink = StatsSink()
         self._borrows = BorrowLedger() if self.settings.debug else None
-        self._capturing = Lock()
+        self._turn = CaptureTurn()
 
     # ------------------------------------------------------------------------------------------------ reading
 
@@ -106,8 +105,12 @@ class VocoderCUDAGraphManager:
         return self._store.in_capture_order()
 
     def rejections(self) -> dict[tuple[str, Descriptor], Rejection]:
-        """All Descriptors that have no graph and will not be tried again, with their reasons."""
-        return {(target_id, d): rejection for target_id, found in self._store.rejections.items() for d, rejection in found.items()}
+        """All Descriptors (and declined runtime keys) that have no graph and will not be tried again, with their reasons."""
+        found: dict[tuple[str, Descriptor], Rejection] = {}
+        for where in (self._store.declines, self._store.rejections):
+            for target_id, of_target in where.items():
+                found |= {(target_id, shape): rejection for shape, rejection in of_target.copy().items()}
+        return found
 
     def stats(self) -> StatsSnapshot:
         """A consistent copy of all counters. May be called at any time, from any thread, after ``clear`` too."""
@@ -133,12 +136,15 @@ class VocoderCUDAGraphManager:
         self.state = ManagerState.CAPTURING
         start = perf_counter()
         try:
-            with self._capturing:
+            with self._turn:
                 outcomes = self._capture_all(progress)
                 for target in self.targets.values():
                     self._bind_or_stay_eager(target)
-        except BaseException:
-            self._release_all()
+        except BaseException as error:
+            try:
+                self._release_all()
+            except LifecycleError as second:
+                error.add_note(f"While rolling back: {second}")
             raise
         self.state = ManagerState.READY
         return CaptureReport(
@@ -182,7 +188,8 @@ class VocoderCUDAGraphManager:
         except Exception as error:
             if self.settings.strict:
                 raise
-            self._release(target)
+            self._restore_eager(target)
+            self._store.release(target.target_id)
             self._eager_targets[target.target_id] = f"it could not be bound: {self._store.describe(error)}"
             logger.warning("%s stays eager: %s", target.target_id, error)
 
@@ -197,7 +204,7 @@ class VocoderCUDAGraphManager:
             target,
             self._sink.recorder(target_id),
             constant_reason=None if enabled else FallbackReason.DISABLED,
-            lazy_capture=LazyCapture(self._store, target, settings.max_extra_graphs, self._capturing) if lazy else None,
+            lazy_capture=LazyCapture(self._store, target, settings.max_extra_graphs, self._turn) if lazy else None,
             borrows=self._borrows,
         )
         if self._store.entries[target_id] or lazy:
@@ -215,10 +222,13 @@ class VocoderCUDAGraphManager:
         """Restore eager delegates, reset graphs, release entries, emit final statistics. Safe to call twice.
 
         Raises:
-            LifecycleError: called while ``capture`` runs.
+            LifecycleError: called while ``capture`` runs or by a Routine during a lazy capture; or a graph could not be
+                reset, in which case all others were.
         """
         if self.state is ManagerState.CAPTURING:
             raise LifecycleError("clear() was called during capture(). To abort a capture, raise from its progress callback.")
+        if self._turn.is_mine:
+            raise LifecycleError("clear() was called by a Routine during a capture. Call it when the capture is over.")
         if self.state is ManagerState.CLEARED:
             return
         self._release_all()
@@ -227,16 +237,22 @@ class VocoderCUDAGraphManager:
 
     def _release_all(self) -> None:
         self.state = ManagerState.CLEARED
-        with self._capturing:  # a lazy capture that is under way ends first
+        errors: list[Exception] = []
+        with self._turn:  # a lazy capture that is under way ends first
+            self._store.is_closed = True
             for target in self.targets.values():
-                self._release(target)
+                self._restore_eager(target)
+            for target_id in self.targets:
+                errors += self._store.release(target_id)
             self.backend.release_cached_memory()
+        if errors:
+            first = f"{type(errors[0]).__name__}: {errors[0]}"
+            raise LifecycleError(f"{len(errors)} graphs could not be reset; all Targets are eager again. First: {first}") from errors[0]
 
-    def _release(self, target: Target[Any]) -> None:
+    def _restore_eager(self, target: Target[Any]) -> None:
         delegate = self._delegates.pop(target.target_id, None)
         if delegate is not None:
             target.restore_eager(delegate)
-        self._store.release(target.target_id)
 
     def __enter__(self) -> Self:
         return self

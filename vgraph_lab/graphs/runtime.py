@@ -8,6 +8,7 @@ from typing import Any
 from vgraph_lab.errors import FallbackReason, ForkedProcessError
 
 from .borrow import BorrowLedger
+from .capture import is_capture_underway
 from .descriptor import Descriptor
 from .entry import GraphEntry
 from .lazy import LazyCapture
@@ -42,7 +43,7 @@ class GraphRuntime:
         lazy_capture: LazyCapture | None = None,
         borrows: BorrowLedger | None = None,
     ) -> None:
-        self._backend, self._pool, self._recorder = store.backend, store.pool, recorder
+        self._store, self._backend, self._pool, self._recorder = store, store.backend, store.pool, recorder
         self._entries, self._rejections = store.entries[target.target_id], store.rejections[target.target_id]
         self._routine, self._target = target.routine, target
         self._constant_reason, self._lazy_capture, self._borrows = constant_reason, lazy_capture, borrows
@@ -51,17 +52,23 @@ class GraphRuntime:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._routine.validate_runtime_inputs(*args, **kwargs)
         resolution = self._routine.resolve(*args, **kwargs)
-        found = FallbackReason.NESTED_CAPTURE if self._backend.is_capturing() else self._select(resolution)
-        if isinstance(found, GraphEntry):
-            if os.getpid() != self._process:
+        if is_capture_underway() or self._backend.is_capturing():
+            found: GraphEntry | FallbackReason = FallbackReason.NESTED_CAPTURE
+        else:
+            if self._constant_reason is None and os.getpid() != self._process:
                 raise ForkedProcessError(
                     f"{self._target.target_id} was captured in process {self._process} and called in its fork {os.getpid()}. "
                     "Graphs do not survive a fork: load and capture in the child, or start it with the spawn method."
                 )
+            found = self._select(resolution)
+        if isinstance(found, GraphEntry):
             with self._pool.exclusive():
-                if not found.is_released:
+                if found.is_released:
+                    found = FallbackReason.NO_GRAPH  # cleared by another thread between selection and replay
+                elif self._store.is_replaying:
+                    found = FallbackReason.NOT_READY  # a Routine calls a Target: its graph would overwrite this one's memory
+                else:
                     return self._replay(found, resolution.key, args, kwargs)
-            found = FallbackReason.NO_GRAPH  # cleared by another thread between selection and replay
         self._recorder.record_fallback(resolution.key, found)
         return self._routine.eager_call(*args, **kwargs)
 
@@ -83,6 +90,7 @@ class GraphRuntime:
         if self._borrows is not None:
             self._borrows.begin_call()
         descriptor = entry.descriptor
+        self._store.is_replaying = True
         try:
             self._routine.copy_runtime_inputs(descriptor, entry.buffers, *args, **kwargs)
             entry.graph.replay()
@@ -95,6 +103,8 @@ class GraphRuntime:
         except BaseException as error:
             self._recorder.record_replay_error(key, descriptor, error)
             raise
+        finally:
+            self._store.is_replaying = False
         entry.touch()
         self._recorder.record_graph_hit(key, descriptor)
         return output

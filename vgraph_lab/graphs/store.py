@@ -31,21 +31,25 @@ class GraphStore:
         self.pool = backend.create_pool()
         self.entries: dict[str, dict[Descriptor, GraphEntry]] = {}
         self.rejections: dict[str, dict[Descriptor, Rejection]] = {}
+        self.declines: dict[str, dict[Descriptor, Rejection]] = {}  # by runtime key: no Descriptor was made for it
+        self.is_closed = False
+        self.is_replaying = False  # read and written by the holder of the pool only
         self._captures = 0
         self._audited: set[str] = set()  # Targets whose work has passed the audit
 
     def add_target(self, target_id: str) -> None:
         """Make room for one Target's graphs."""
-        self.entries[target_id], self.rejections[target_id] = {}, {}
+        self.entries[target_id], self.rejections[target_id], self.declines[target_id] = {}, {}, {}
 
     def in_capture_order(self) -> list[GraphEntry]:
-        """All entries, first captured first."""
-        return sorted((entry for of_target in self.entries.values() for entry in of_target.values()), key=lambda entry: entry.cost.order)
+        """All entries, first captured first. Other threads may capture meanwhile."""
+        found = [entry for of_target in self.entries.values() for entry in of_target.copy().values()]
+        return sorted(found, key=lambda entry: entry.cost.order)
 
     @property
     def static_buffer_bytes(self) -> int:
-        """Static buffers of all entries."""
-        return sum(entry.cost.static_buffer_bytes for of_target in self.entries.values() for entry in of_target.values())
+        """Static buffers of all entries; what several share is counted once."""
+        return nbytes([dict(entry.buffers) for entry in self.in_capture_order()])
 
     @property
     def charged_bytes(self) -> int:
@@ -70,10 +74,19 @@ class GraphStore:
 
     def reject(self, target: Target[Any], descriptor: Descriptor, reason: FallbackReason, detail: str) -> Rejection:
         """Remember that a Descriptor gets no graph."""
-        rejection = Rejection(reason, detail)
-        self.rejections[target.target_id][descriptor] = rejection
+        return self._remember(self.rejections, target, descriptor, reason, detail)
+
+    def decline(self, target: Target[Any], key: Descriptor, reason: FallbackReason, detail: str) -> Rejection:
+        """Remember that no Descriptor is made for a runtime key."""
+        return self._remember(self.declines, target, key, reason, detail)
+
+    @staticmethod
+    def _remember(
+        where: dict[str, dict[Descriptor, Rejection]], target: Target[Any], shape: Descriptor, reason: FallbackReason, detail: str
+    ) -> Rejection:
+        rejection = where[target.target_id][shape] = Rejection(reason, detail)
         if reason not in (FallbackReason.DISABLED, FallbackReason.DECLINED):  # those are choices, not findings
-            logger.warning("%s %s has no graph (%s): %s", target.target_id, descriptor, reason, detail)
+            logger.warning("%s %s has no graph (%s): %s", target.target_id, shape, reason, detail)
         return rejection
 
     def describe(self, error: Exception) -> str:
@@ -81,17 +94,27 @@ class GraphStore:
         name = "" if isinstance(error, VGraphLabError) else f"{type(error).__name__}: "
         return f"{name}{error} [{self.backend.memory().free_bytes / 2**20:,.0f} MiB free]"
 
-    def release(self, target_id: str) -> None:
-        """Reset all graphs of one Target and let go of their memory."""
+    def release(self, target_id: str) -> list[Exception]:
+        """Reset all graphs of one Target and let go of their memory; one that fails does not keep the others.
+
+        Returns:
+            What the resets raised.
+        """
+        errors: list[Exception] = []
         with self.pool.exclusive():
-            for entry in self.entries[target_id].values():
-                entry.release()
+            for entry in self.entries[target_id].copy().values():
+                try:
+                    entry.release()
+                except Exception as error:  # noqa: BLE001 - collected for the caller, so that the other graphs go, too
+                    errors.append(error)
             self.entries[target_id].clear()
+        return errors
 
     def _capture(self, target: Target[Any], descriptor: Descriptor, *, lazy: bool) -> GraphEntry:
         with self.pool.exclusive():  # a capture takes pool memory, and on the CPU backend it runs there
             buffers = target.routine.allocate_buffers(descriptor)
-            static_bytes = nbytes(dict(buffers))
+            shared = [dict(entry.buffers) for entry in self.in_capture_order()]
+            static_bytes = nbytes([*shared, dict(buffers)]) - nbytes(shared)
             self._check_budget(static_bytes, descriptor)
             entry = capture_entry(
                 self.backend,
@@ -99,6 +122,7 @@ class GraphStore:
                 target,
                 descriptor,
                 buffers,
+                static_buffer_bytes=static_bytes,
                 num_warmups=self.settings.num_warmups,
                 audit=self.settings.debug or target.target_id not in self._audited,
                 order=self._captures,

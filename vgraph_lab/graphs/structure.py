@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from typing import Any
 
 import torch
@@ -41,7 +42,10 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, dict):
-        return {key: map_tensors(function, item) for key, item in value.items()}
+        mapped = copy(value)  # of the same class, with whatever attributes it has
+        for key, item in value.items():
+            mapped[key] = map_tensors(function, item)
+        return mapped
     if isinstance(value, tuple | list):
         items = [map_tensors(function, item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
@@ -49,7 +53,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def signature(value: Any, *, shapes: bool = True) -> str:
-    """A comparable description of a structure: nesting, dtypes and (unless switched off) shapes."""
+    """A comparable description of a structure: nesting, dtypes and (unless switched off) shapes and constants."""
     if isinstance(value, Tensor):
         kind = str(value.dtype).removeprefix("torch.")
         return f"{kind}{list(value.shape)}" if shapes else kind
@@ -57,7 +61,7 @@ def signature(value: Any, *, shapes: bool = True) -> str:
         return "{" + ", ".join(f"{key}: {signature(item, shapes=shapes)}" for key, item in value.items()) + "}"
     if isinstance(value, tuple | list):
         return f"{type(value).__name__}({', '.join(signature(item, shapes=shapes) for item in value)})"
-    return repr(value)
+    return repr(value) if shapes else type(value).__name__
 
 
 def nbytes(value: Any) -> int:

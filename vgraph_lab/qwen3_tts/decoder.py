@@ -66,7 +66,10 @@ class Code2WavDecoder(nn.Module):
         return self.pre_conv.conv.weight.dtype
 
     def refresh_tables(self) -> None:
-        """Rebuild what is derived from the weights: codebook tables and rotary angles. Call after changing codebooks."""
+        """Rebuild what is derived from the weights: codebook tables and rotary angles. Call after changing codebooks.
+
+        The tables keep their memory, so captured graphs see the change.
+        """
         self.quantizer.refresh_tables()
         self.pre_transformer.refresh_rotary_table()
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["CausalConv1d", "CausalConvTranspose1d", "ConvNeXtBlock", "DecoderBlock", "LayerScale", "ResidualUnit", "SnakeBeta"]
+__all__ = ["CausalConv1d", "CausalConvTranspose1d", "ConvNeXtBlock", "DecoderBlock", "LayerScale", "ResidualUnit", "SnakeBeta", "rewritten"]
 
 
 class CausalConv1d(nn.Module):
@@ -111,3 +111,10 @@ class DecoderBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.block(x)
         return out
+
+
+def rewritten(old: Tensor, new: Tensor) -> Tensor:
+    """``new`` in the memory of ``old`` where it fits there: captured graphs read a buffer's address."""
+    if (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device):
+        return old.copy_(new)
+    return new

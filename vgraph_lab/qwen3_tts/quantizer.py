@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .geometry import DecoderGeometry
+from .layers import rewritten
 
 __all__ = ["Codebook", "ResidualVectorQuantizer", "SplitResidualVectorQuantizer"]
 
@@ -72,7 +73,8 @@ class ResidualVectorQuantizer(nn.Module):
     @torch.no_grad()
     def refresh_table(self) -> None:
         """Rebuild the decoding table; the quotient is taken in fp32 and then rounded to the table's dtype."""
-        self.table = torch.stack([book.vectors() for book in self.codebooks]).to(self.output_proj.weight.dtype)
+        table = torch.stack([book.vectors() for book in self.codebooks])
+        self.table = rewritten(self.table, table.to(self.output_proj.weight.dtype))
 
     def decode(self, codes: Tensor) -> Tensor:
         """codes [B, levels, T] int64 → features [B, feature_dim, T]."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .geometry import DecoderGeometry
-from .layers import LayerScale
+from .layers import LayerScale, rewritten
 
 __all__ = ["KeyValue", "PreTransformer", "sliding_window_mask"]
 
@@ -125,7 +125,8 @@ class PreTransformer(nn.Module):
         inverse_frequency = 1.0 / g.rope_theta ** (torch.arange(0, g.head_dim, 2, device=weight.device, dtype=torch.float32) / g.head_dim)
         angles = torch.arange(g.max_position_embeddings, device=weight.device, dtype=torch.float32)[:, None] * inverse_frequency
         angles = torch.cat((angles, angles), dim=-1)
-        self.cos, self.sin = angles.cos().to(weight.dtype), angles.sin().to(weight.dtype)
+        self.cos = rewritten(self.cos, angles.cos().to(weight.dtype))
+        self.sin = rewritten(self.sin, angles.sin().to(weight.dtype))
 
     def forward(
         self, x: Tensor, *, first_position: int = 0, mask: Tensor | None = None, past: Sequence[KeyValue] | None = None

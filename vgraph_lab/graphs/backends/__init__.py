@@ -56,10 +56,9 @@ def create_backend(device: str | torch.device = "auto") -> GraphBackend:
         BackendError: the device is not there, or no backend captures on it.
     """
     name = choose_backend().name if device == "auto" else str(device)
-    kind = name.partition(":")[0]
-    if kind == "cuda":
+    if name.partition(":")[0] == "cuda":
         return CudaGraphBackend(name)
-    if kind == "cpu":
+    if name == "cpu":
         return CpuGraphBackend()
     raise BackendError(f"no graph backend captures on {device!r}. Accepted: 'auto', 'cpu', 'cuda', 'cuda:N'.")
 
