@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import vgraph_lab as vg
-from vgraph_lab.errors import BackendError, CheckpointError
+from vgraph_lab.errors import BackendError, CheckpointError, InputError
 from vgraph_lab.qwen3_tts.checkpoint import random_decoder
 from vgraph_lab.qwen3_tts.decoder import Code2WavDecoder
 from vgraph_lab.qwen3_tts.geometry import DecoderGeometry, TokenizerConfig
+from vgraph_lab.qwen3_tts.inputs import validate_codes
 
 CODES = torch.randint(0, 64, (1, 16, 5), generator=torch.Generator().manual_seed(0))
 
@@ -77,11 +78,27 @@ def test_index_that_promises_too_much_fails(folder: Path) -> None:
         vg.load_decoder(folder)
 
 
-@pytest.mark.parametrize("content", ["no json", "[]", "{}"])
-def test_index_that_is_none_fails(folder: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("no json", "is not JSON"),
+        ("[" * 100_000, "nested too deeply to describe an index of shards"),
+        ("[]", "does not describe an index of shards"),
+        ("{}", "weight_map: Field required"),
+        ('{"weight_map": ["a"]}', "weight_map: Input should be a valid dictionary"),
+        ('{"weight_map": null}', "weight_map: Input should be a valid dictionary"),
+        ('{"weight_map": {"a": 5, "b": "x"}}', r"weight_map\.a: Input should be a valid string"),
+        ('{"weight_map": {"a": ["x"]}}', r"weight_map\.a: Input should be a valid string"),
+        (json.dumps({"weight_map": {f"t{n}": n for n in range(20)}}), r"weight_map\.t7: [^;]*; and 12 more$"),
+        ('{"weight_map": {"a": ""}}', "names the shard ''"),
+        (r'{"weight_map": {"a": "x\u0000"}}', "not a file of"),
+        (json.dumps({"weight_map": {"a": "x" * 5000}}), "not a file of"),
+    ],
+)
+def test_index_that_is_none_fails(folder: Path, content: str, message: str) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(content)
-    with pytest.raises(CheckpointError, match="not an index"):
+    with pytest.raises(CheckpointError, match=message):
         vg.load_decoder(folder)
 
 
@@ -134,12 +151,79 @@ def test_no_config(folder: Path) -> None:
         ('{"decoder_config": {"num_attention_heads": 6, "num_key_value_heads": 4}}', "multiple of num_key_value_heads"),
         ('{"decoder_config": {"upsample_rates": [8, 5, 4]}}', "decode_upsample_rate is 1920"),
         ('{"decoder_config": {"num_hidden_layers": 0}}', "greater than 0"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"decoder_config": ' + "9" * 5000 + "}", "is not JSON"),
+        ('{"decoder_config": {"rms_norm_eps": Infinity}}', r"decoder_config\.rms_norm_eps"),
+        ('{"decoder_config": {"rope_theta": 1e-300}}', r"decoder_config\.rope_theta"),
+        ('{"decoder_config": {"rope_theta": Infinity}}', r"decoder_config\.rope_theta"),
+        ('{"decoder_config": {"layer_scale_initial_scale": Infinity}}', r"decoder_config\.layer_scale_initial_scale"),
+        ('{"decoder_config": {"upsample_rates": [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]}}', "at most 16 items"),
+        ('{"decoder_config": {"upsample_rates": [1025]}}', "less than or equal to 1024"),
+        ('{"output_sample_rate": 1000001, "decoder_config": {}}', "output_sample_rate: .*less than or equal to 1000000"),
     ],
 )
 def test_config_that_describes_no_decoder(folder: Path, content: str, message: str) -> None:
     (folder / "config.json").write_text(content)
     with pytest.raises(CheckpointError, match=message):
         vg.load_decoder(folder)
+
+
+@pytest.mark.parametrize("value", [10**12, 10**30])
+@pytest.mark.parametrize(
+    ("name", "largest"),
+    [
+        *((width, 65_536) for width in ("codebook_size", "codebook_dim", "latent_dim", "hidden_size", "intermediate_size")),
+        *((width, 65_536) for width in ("head_dim", "decoder_dim")),
+        *((count, 1_024) for count in ("num_quantizers", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")),
+        *((frames, 1_000_000) for frames in ("sliding_window", "max_position_embeddings")),
+    ],
+)
+def test_absurd_sizes_are_refused_before_anything_is_allocated(folder: Path, name: str, largest: int, value: int) -> None:
+    reconfigure(folder, **{name: value})
+    with pytest.raises(CheckpointError, match=rf"decoder_config\.{name}: Input should be less than or equal to {largest}"):
+        vg.load_decoder(folder)
+
+
+WEIGHT, OTHER = "decoder.pre_conv.conv.weight", "decoder.pre_conv.conv.bias"
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn])
+def test_weights_that_are_no_floats_are_named(folder: Path, dtype: torch.dtype) -> None:
+    rewrite(folder, lambda t: t.update({WEIGHT: t[WEIGHT].to(dtype)}))
+    with pytest.raises(CheckpointError, match=rf"1 tensors in .* \({WEIGHT} is {dtype}\)\. Accepted: torch\.float32"):
+        vg.load_decoder(folder)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
+def test_weights_that_are_not_finite_are_named(folder: Path, value: float) -> None:
+    def damage(t: dict[str, torch.Tensor]) -> None:
+        for name in (WEIGHT, OTHER):
+            t[name] = t[name].double()
+            t[name].view(-1)[-1] = value
+
+    rewrite(folder, damage)
+    with pytest.raises(CheckpointError, match=f"2 tensors in .* contain NaN, infinity or values beyond fp32: {OTHER}, {WEIGHT}"):
+        vg.load_decoder(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_weights_of_other_float_widths_are_taken(folder: Path, dtype: torch.dtype) -> None:
+    rewrite(folder, lambda t: t.update({WEIGHT: t[WEIGHT].to(dtype)}))
+    stored = load_file(folder / "model.safetensors")[WEIGHT]
+    assert torch.equal(vg.load_decoder(folder).get_parameter(WEIGHT.removeprefix("decoder.")), stored.float())
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_codes_that_are_not_dense_fail() -> None:
+    geometry = DecoderGeometry(codebook_size=64)
+    validate_codes(CODES, geometry)
+    for codes, message in (
+        (CODES.to_sparse(), r"got a torch\.sparse_coo one\. Try codes\.to_dense"),
+        (torch.nested.nested_tensor([CODES[0], CODES[0]]), "got a nested one"),
+        (torch.nested.nested_tensor([CODES[0], CODES[0]], layout=torch.jagged), "got a nested one"),
+    ):
+        with pytest.raises(InputError, match=message):
+            validate_codes(codes, geometry)
 
 
 def test_truncated_file(folder: Path) -> None:

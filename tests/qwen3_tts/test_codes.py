@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import stat
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors import safe_open
@@ -99,10 +101,16 @@ def test_a_written_file_has_the_users_permissions_and_leaves_nothing_beside_it(t
         ({"x": np.zeros((1, Q, 3), int)}, 512, r"\[num_quantizers, frames\]"),
         ({"x": np.zeros((Q, 3), int), "y": np.zeros((3, Q), int)}, 512, "differ in the number of codebooks"),
         ({"x": np.full((Q, 3), 0.5)}, 512, "not codes"),
+        ({"__metadata__": codes_array(3)}, 2048, "cannot be an utterance id"),
+        ({"caf\ud800": codes_array(3)}, 2048, "no UTF-8 form .surrogates not allowed at 3"),
+        ({7: codes_array(3)}, 2048, "utterance id 7 is int"),
+        ({"x": torch.zeros(Q, 3, dtype=torch.bfloat16)}, 2048, "too coarse for codes"),
+        ({"x": torch.zeros(Q, 3, dtype=torch.int64).to_sparse()}, 2048, r"torch\.sparse_coo tensor; codes are dense"),
+        ({"x": torch.zeros(Q, 3, dtype=torch.int64, device="meta")}, 2048, "a meta tensor"),
     ],
 )
 def test_writing_what_is_not_codes_fails_and_keeps_the_old_file(
-    tmp_path: Path, utterances: dict[str, np.ndarray[Any, Any]], codebook_size: int, message: str
+    tmp_path: Path, utterances: dict[str, np.ndarray[Any, Any] | torch.Tensor], codebook_size: int, message: str
 ) -> None:
     path = tmp_path / "c.safetensors"
     path.write_bytes(b"precious")
@@ -110,6 +118,13 @@ def test_writing_what_is_not_codes_fails_and_keeps_the_old_file(
         write_codes(path, utterances, codebook_size=codebook_size)
     assert path.read_bytes() == b"precious"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("frame_rate_hz", [float("nan"), float("inf"), -1.0, 0])
+def test_a_frame_rate_that_is_none_is_not_written(tmp_path: Path, frame_rate_hz: float) -> None:
+    with pytest.raises(CodesError, match=f"frame_rate_hz is {frame_rate_hz}; a frame rate is a finite number above 0"):
+        write_codes(tmp_path / "c.safetensors", {"x": codes_array(3)}, codebook_size=2048, frame_rate_hz=frame_rate_hz)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -121,6 +136,10 @@ def test_writing_what_is_not_codes_fails_and_keeps_the_old_file(
         ({"version": None}, "does not state version"),
         ({"codebook_size": None}, "does not state codebook_size"),
         ({"frame_rate_hz": "fast"}, "not a number"),
+        ({"frame_rate_hz": "nan"}, "frame_rate_hz is nan; a frame rate is"),
+        ({"frame_rate_hz": "-1"}, "frame_rate_hz is -1.0; a frame rate is"),
+        ({"frame_rate_hz": "0"}, "frame_rate_hz is 0.0; a frame rate is"),
+        ({"codebook_size": "-5"}, "codebook_size is -5; a codebook has between 1"),
         ({"num_quantizers": "8"}, "pass num_quantizers=8"),
         ({"codebook_size": "4"}, "a codebook of 4 has 0 … 3"),
     ],
@@ -155,6 +174,16 @@ def test_an_unknown_utterance_names_the_nearest(tmp_path: Path) -> None:
     assert "1 utterances, 3 frames, 16 codebooks of 2048" in repr(codes)
     with pytest.raises(KeyError, match="hello_1"):
         codes["helo_1"]
+
+
+def test_an_unknown_utterance_with_no_neighbour_lists_the_first_ones(tmp_path: Path) -> None:
+    one = read_codes(write_codes(tmp_path / "c.safetensors", {"speech": codes_array(3)}, codebook_size=2048))
+    with pytest.raises(KeyError) as error:
+        one["42"]
+    assert error.value.args == ("c.safetensors has no utterance '42' among its 1. It has speech.",)
+    many = read_codes(write_codes(tmp_path / "d.safetensors", {f"take_{n}": codes_array(3) for n in range(6)}, codebook_size=2048))
+    with pytest.raises(KeyError, match=r"It has take_0, take_1, take_2, take_3 and 2 more\."):
+        many["???"]
 
 
 # -------------------------------------------------------------------------------------------------------- foreign dumps
@@ -243,7 +272,10 @@ def test_half_precision_dumps_fail(tmp_path: Path, dtype: torch.dtype) -> None:
         ("{}", "holds no array"),
         ("[]", "expected"),
         ("[" * 500 + "1" + "]" * 500, "expected|deeply|rectangular"),
-        (f"[[{2**70}]]", "dtype object|rectangular"),
+        ("[" * 100_000, "nested too deeply"),
+        (f"[[{2**65}]]", "dtype object|rectangular"),
+        (f"[[{2**70}]]", "an integer of 22 digits; no codebook"),
+        ("[[-" + "9" * 5000 + "]]", "an integer of 5000 digits; no codebook"),
     ],
 )
 def test_json_that_is_not_codes_fails(tmp_path: Path, text: str, message: str) -> None:
@@ -321,6 +353,101 @@ def test_other_files_fail(tmp_path: Path, content: bytes, message: str) -> None:
     path.write_bytes(content)
     with pytest.raises(CodesError, match=message):
         read_codes(path)
+
+
+def npy(shape: str, *, descr: str = "'<i8'", data: bytes = b"\0" * 100) -> bytes:
+    """An .npy whose header says what the test wants, in the layout that NumPy documents."""
+    return npy_header(f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()) + data
+
+
+def npy_header(header: bytes) -> bytes:
+    return b"\x93NUMPY\x01\x00" + (len(header) + 1).to_bytes(2, "little") + header + b"\n"
+
+
+BROKEN_NPY = [
+    pytest.param(npy(f"({Q}, {10**12})"), "claims a shape that no memory holds", id="petabytes"),
+    pytest.param(npy(f"({Q}, {10**30})"), "claims a shape that no memory holds", id="beyond 64 bits"),
+    pytest.param(npy_header(b"(" * 20), "cannot be read as NumPy data", id="unfinished header"),
+    pytest.param(npy_header(b" 1\n2\n  3"), "cannot be read as NumPy data", id="indented header"),
+    pytest.param(npy("(16, 2)", descr="('<i8',)"), "cannot be read as NumPy data", id="descr of one"),
+    pytest.param(npy("(16, 2)", descr="[1]"), "cannot be read as NumPy data", id="descr of numbers"),
+    pytest.param(npy("(16, -1)"), "cannot be read as NumPy data", id="negative shape"),
+    pytest.param(b"\x93NUMPY\x09\x00" + b"\0" * 30, "cannot be read as NumPy data", id="version 9"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Reading `.npy`")  # NumPy's second attempt at a header
+@pytest.mark.parametrize("inside", ["file", "archive"])
+@pytest.mark.parametrize(("content", "message"), BROKEN_NPY)
+def test_numpy_headers_that_lie_fail(tmp_path: Path, content: bytes, message: str, inside: str) -> None:
+    path = tmp_path / "codes"
+    if inside == "file":
+        path.write_bytes(content)
+    else:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a.npy", content)
+    with pytest.raises(CodesError, match=message):
+        read_codes(path)
+
+
+def change_entry(archive: bytes, *, local: int, central: int, value: int) -> bytes:
+    """One byte of a zip's only entry, at its offset in the local header and in the central directory."""
+    changed = bytearray(archive)
+    changed[local] = value
+    changed[archive.rfind(b"PK\x01\x02") + central] = value
+    return bytes(changed)
+
+
+def test_archives_that_numpy_did_not_write_fail(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    np.savez(buffer, a=codes_array(3))
+    whole, path = buffer.getvalue(), tmp_path / "codes.npz"
+    path.write_bytes(whole)
+    assert list(read_codes(path)) == ["a"]
+    for content, message in (
+        (change_entry(whole, local=6, central=8, value=1), r"'a\.npy' is encrypted"),
+        (change_entry(whole, local=8, central=10, value=99), "compressed by method 99; accepted are stored and deflated"),
+        (change_entry(whole, local=4, central=6, value=200), "not a whole .npz"),  # a zip version that does not exist
+    ):
+        path.write_bytes(content)
+        with pytest.raises(CodesError, match=message):
+            read_codes(path)
+
+
+@pytest.mark.parametrize("content", [b"hello", b"", pickle.dumps(1)])
+def test_an_archive_of_other_things_named_npy_fails(tmp_path: Path, content: bytes) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("a.npy", content)
+    with pytest.raises(CodesError, match="cannot be read as NumPy data"):
+        read_codes(tmp_path / "a.npz")
+
+
+@pytest.mark.filterwarnings("ignore:Reading `.npy`")
+@pytest.mark.parametrize("kind", ["npz", "npy", "json", "safetensors", "ours"])
+@settings(max_examples=100)
+@given(data=st.data())
+def test_damaged_files_give_codes_or_a_codes_error(tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("damaged")
+    if kind == "ours":
+        path = write_codes(folder / "c.safetensors", {"x": codes_array(2)}, codebook_size=2048)
+    else:
+        path = dump(folder, kind, codes_array(2))
+    content = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        where = data.draw(st.integers(-len(content), len(content) - 1))
+        content[where] = data.draw(st.sampled_from(b"()[]{}'\",:0123456789<|O \n-\x00\x80\xff"))
+    path.write_bytes(content)
+    try:
+        read = read_codes(path)
+    except CodesError:
+        return
+    assert all(codes.dtype == torch.int64 and codes.shape[0] == Q for codes in read.values())
+
+
+def test_paths_that_no_file_can_have_fail(tmp_path: Path) -> None:
+    for name in ("nul\0", "x" * 5000):
+        with pytest.raises(CodesError, match="cannot be opened"):
+            read_codes(tmp_path / name)
 
 
 def test_a_missing_file_a_folder_and_wrong_arguments_fail(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,6 +116,15 @@ def test_numpy_and_double_precision_are_taken(encoder: LabEncoder) -> None:
     torch.testing.assert_close(encoder.encode(speech().double(), sample_rate=24_000), expected)
 
 
+def test_numpy_views_of_any_stride_and_byte_order_are_taken(encoder: LabEncoder) -> None:
+    wav = speech()
+    expected = encoder.encode(wav.flip(0))
+    backwards = wav.numpy()[::-1]
+    torch.testing.assert_close(encoder.encode(backwards), expected)
+    torch.testing.assert_close(encoder.encode(backwards.astype(">f4")), expected)
+    torch.testing.assert_close(encoder.encode(np.zeros(1, np.float32)[::-1]), encoder.encode(torch.zeros(1)))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_networks_give_mostly_the_same_first_codes(dtype: torch.dtype) -> None:
     half, full = load_encoder(FOLDER, dtype=dtype), load_encoder(FOLDER)
@@ -130,12 +140,20 @@ def test_half_precision_networks_give_mostly_the_same_first_codes(dtype: torch.d
         (torch.zeros(0), "no samples"),
         (torch.zeros(0, 5), "no rows"),
         (torch.zeros(1, 2, 4000), "Mix channels to mono"),
+        (torch.zeros(3, 1, 4000), r"It is mono: try wav\[:, 0\]\."),
+        (torch.zeros(3, 4000, 1), r"It is mono: try wav\[\.\.\., 0\]\."),
         (torch.tensor(0.5), r"\[samples\]"),
+        (torch.zeros(4000, device="meta"), "got a meta one"),
+        (torch.zeros(4000).to_sparse(), r"got a torch\.sparse_coo one"),
+        (torch.nested.nested_tensor([torch.zeros(40), torch.zeros(50)], layout=torch.jagged), "got a nested one"),
+        (np.zeros(4000, np.int16), "got int16. Divide int16 PCM"),
+        (np.array("speech"), "must be floats"),
+        ([[0.0, 0.0], [0.0]], "list that is no rectangular array"),
         (torch.zeros(4000, dtype=torch.int16), "Divide int16 PCM"),
         (20_000 * torch.ones(4000), "reaches 20000; full scale"),
     ],
 )
-def test_what_is_not_a_waveform_fails(encoder: LabEncoder, wav: torch.Tensor, message: str) -> None:
+def test_what_is_not_a_waveform_fails(encoder: LabEncoder, wav: torch.Tensor | np.ndarray[Any, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         encoder.encode(wav)
 
@@ -191,6 +209,12 @@ def test_folders_without_an_encoder_fail(folder: Path) -> None:
         ({"width": 480}, r"blocks\.0\.contract\.bias is \[240\], the config says \[480\]"),
         ({"num_layers": 1}, r"unexpected layers\.1"),
         ({"num_layers": 3}, r"missing layers\.2"),
+        *(({name: 10**12}, f"{name}: .*less than or equal to") for name in ("width", "num_layers", "num_heads", "sliding_window", "hop")),
+        *(({name: 10**30}, f"{name}: .*less than or equal to") for name in ("intermediate_size", "latent_dim", "sample_rate")),
+        ({"windows": [10**12]}, r"windows\.0: .*less than or equal to"),
+        ({"strides": [10**12]}, r"strides\.0: .*less than or equal to"),
+        # the largest that a config may say: compared with the file before any of it is allocated (some 50 GB)
+        ({"width": 65_280}, r"blocks\.0\.contract\.bias is \[240\], the config says \[65280\]"),
     ],
 )
 def test_configurations_that_do_not_fit_fail(folder: Path, changes: dict[str, object], message: str) -> None:
@@ -206,6 +230,24 @@ def test_damaged_files_fail(folder: Path) -> None:
     replace(folder, "encoder_config.json", b"{")
     with pytest.raises(CheckpointError, match="is not JSON"):
         load_encoder(folder)
+    replace(folder, "encoder_config.json", b"[" * 100_000)
+    with pytest.raises(CheckpointError, match="nested too deeply to describe an encoder"):
+        load_encoder(folder)
+
+
+@pytest.mark.parametrize("file", ["encoder.safetensors", "model.safetensors"])
+def test_weights_that_are_no_finite_floats_are_named(folder: Path, file: str) -> None:
+    name = {"encoder.safetensors": "output_norm.weight", "model.safetensors": "decoder.quantizer.rvq_first.output_proj.weight"}[file]
+    tensors = load_file(FOLDER / file)
+    for damaged, message in (
+        (torch.full_like(tensors[name], torch.nan), "contain NaN, infinity"),
+        (tensors[name].to(torch.int8), "torch.int8"),
+    ):
+        (folder / file).unlink()
+        save_file({**tensors, name: damaged}, folder / file)
+        with pytest.raises(CheckpointError, match=message) as error:
+            load_encoder(folder)
+        assert name.removeprefix("decoder.quantizer.") in str(error.value)
 
 
 def test_a_pickle_is_not_read(folder: Path) -> None:
@@ -270,3 +312,11 @@ def test_files_that_are_not_recordings_fail(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=message):
             read_audio(tmp_path / name)
+
+
+@pytest.mark.parametrize("rate", [0, -1, 10**9])
+def test_rates_that_no_recording_has_fail(tmp_path: Path, rate: int) -> None:
+    soundfile.write(tmp_path / "a.wav", tone(8_000), 8_000)
+    assert read_audio(tmp_path / "a.wav", sample_rate=4_000).shape == (2_000,)
+    with pytest.raises(InputError, match=f"sample_rate is {rate}; accepted are 1 to 1000000 Hz"):
+        read_audio(tmp_path / "a.wav", sample_rate=rate)

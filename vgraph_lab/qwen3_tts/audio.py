@@ -12,6 +12,8 @@ from vgraph_lab.errors import InputError
 
 __all__ = ["read_audio"]
 
+_HIGHEST_RATE_HZ = 1_000_000
+
 
 def read_audio(path: str | Path, *, sample_rate: int = 24_000, max_seconds: float | None = 120.0) -> Tensor:
     """A recording as mono float32 [samples] with full scale ±1.
@@ -20,14 +22,16 @@ def read_audio(path: str | Path, *, sample_rate: int = 24_000, max_seconds: floa
 
     Args:
         path: WAV, FLAC, Ogg, MP3, AIFF, AU or another format of libsndfile.
-        sample_rate: wanted rate in Hz.
+        sample_rate: wanted rate in Hz, 1 to 1,000,000.
         max_seconds: longest recording accepted, so that a wrong file is noticed before it fills the memory; ``None``
             accepts any.
 
     Raises:
-        InputError: no such file, not audio, empty, longer than ``max_seconds``, or with NaN or infinity in it.
+        InputError: a rate out of range, no such file, not audio, empty, longer than ``max_seconds``, or with NaN or infinity in it.
     """
     path = Path(path)
+    if not 1 <= sample_rate <= _HIGHEST_RATE_HZ:
+        raise InputError(f"sample_rate is {sample_rate}; accepted are 1 to {_HIGHEST_RATE_HZ} Hz. The codec's is 24000.")
     if not path.is_file():
         raise InputError(f"{path} is not a file.")
     try:

@@ -5,28 +5,34 @@ Only safetensors are read. A pickle can run code when it is loaded, so pickled c
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from pydantic import BaseModel
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from vgraph_lab.errors import CheckpointError, did_you_mean
 from vgraph_lab.graphs.backends import checked_device
 
+from .config_files import read_config
 from .decoder import Code2WavDecoder
 from .geometry import DecoderGeometry, TokenizerConfig
 from .layers import ConvNeXtBlock, LayerScale, ResidualUnit
 from .quantizer import Codebook
 
-__all__ = ["load_decoder", "random_decoder", "read_tensors"]
+__all__ = ["as_float32", "load_decoder", "random_decoder", "read_tensors"]
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_STORED_DTYPES = (*_DTYPES, torch.float64)
 _PREFIX, _IGNORED_PREFIX = "decoder.", "encoder."
 _MAX_LISTED = 8
+
+
+class _ShardIndex(BaseModel):
+    weight_map: dict[str, str]  # tensor name → shard
 
 
 def load_decoder(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Code2WavDecoder:
@@ -40,7 +46,7 @@ def load_decoder(folder: str | Path, device: str | torch.device = "cpu", dtype: 
     Raises:
         BackendError: the device is not there.
         CheckpointError: missing or malformed files; missing, unexpected or mis-shaped tensors, each named with the
-            nearest key.
+            nearest key; tensors that are no finite floats.
     """
     if dtype not in _DTYPES:
         raise CheckpointError(f"dtype must be one of {', '.join(map(str, _DTYPES))}, got {dtype}.")
@@ -51,7 +57,8 @@ def load_decoder(folder: str | Path, device: str | torch.device = "cpu", dtype: 
     with torch.device("meta"):
         decoder = Code2WavDecoder(config.decoder_config, sample_rate=config.output_sample_rate)
     _check_tensors(root, {_PREFIX + k: tuple(v.shape) for k, v in decoder.state_dict().items()}, stored)
-    decoder.load_state_dict({name.removeprefix(_PREFIX): tensor.float() for name, tensor in stored.items()}, assign=True)
+    weights = as_float32(root, stored)
+    decoder.load_state_dict({name.removeprefix(_PREFIX): tensor for name, tensor in weights.items()}, assign=True)
     return _finish(decoder, place, dtype)
 
 
@@ -123,16 +130,13 @@ def read_tensors(folder: Path, *, ignored_prefix: str = "\0") -> dict[str, Tenso
         found = sorted(p.name for p in folder.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".ckpt", ".pkl"})
         refused = f" Found {', '.join(found)}: pickled checkpoints are refused, convert them to safetensors first." if found else ""
         raise CheckpointError(f"{folder} has neither {_SINGLE} nor {_INDEX}.{refused}")
-    try:
-        placement: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{index} is not an index of shards: {error!r}") from error
+    placement = read_config(index, _ShardIndex, "an index of shards").weight_map
+    present = {path.name for path in folder.iterdir() if path.is_file()}  # asked by name: an index cannot point elsewhere
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(placement.values())):
-        shard = folder / name
-        if shard.parent != folder or not shard.is_file():
-            raise CheckpointError(f"{index.name} names the shard {name!r}, which is not a file of {folder}.")
-        tensors |= _read_file(shard, ignored_prefix)
+        if name not in present:
+            raise CheckpointError(f"{index.name} names the shard {name[:200]!r}, which is not a file of {folder}.")
+        tensors |= _read_file(folder / name, ignored_prefix)
     lost = [key for key in placement if key not in tensors and not key.startswith(ignored_prefix)]
     if lost:
         raise CheckpointError(f"{index.name} promises {len(lost)} tensors that its shards do not hold: {_listed(lost)}.")
@@ -145,6 +149,29 @@ def _read_file(path: Path, ignored_prefix: str) -> dict[str, Tensor]:
             return {name: file.get_tensor(name) for name in file.keys() if not name.startswith(ignored_prefix)}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is not a readable safetensors file ({error}). It may be truncated or a renamed pickle.") from error
+
+
+def as_float32(source: Path, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights in fp32.
+
+    Args:
+        source: the file or folder that they come from, for the error.
+        stored: weights by name, float64, float32, bfloat16 or float16.
+
+    Raises:
+        CheckpointError: integers, complex numbers, packed formats, NaN or infinity; each tensor is named.
+    """
+    unfit = [f"{name} is {tensor.dtype}" for name, tensor in stored.items() if tensor.dtype not in _STORED_DTYPES]
+    if unfit:
+        accepted = ", ".join(map(str, _STORED_DTYPES))
+        raise CheckpointError(f"{len(unfit)} tensors in {source} are no plain floats ({_listed(unfit)}). Accepted: {accepted}.")
+    weights = {name: tensor.float() for name, tensor in stored.items()}
+    damaged = [name for name, tensor in weights.items() if not torch.isfinite(tensor).all()]
+    if damaged:
+        raise CheckpointError(
+            f"{len(damaged)} tensors in {source} contain NaN, infinity or values beyond fp32: {_listed(damaged)}. The file may be damaged."
+        )
+    return weights
 
 
 def _check_tensors(folder: Path, expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, Tensor]) -> None:

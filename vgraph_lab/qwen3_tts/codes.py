@@ -16,6 +16,7 @@ carries.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ class CodesFile(Mapping[str, torch.Tensor]):
         try:
             return self.codes[utterance_id]
         except KeyError:
-            near = did_you_mean(utterance_id, self.codes) or f" It has {', '.join(list(self.codes)[:4])} …"
+            near = did_you_mean(utterance_id, self.codes) or f" It has {_shortened(list(self.codes))}."
             raise KeyError(f"{self.path.name} has no utterance {utterance_id!r} among its {len(self.codes)}.{near}") from None
 
     def __iter__(self) -> Iterator[str]:
@@ -99,17 +100,18 @@ def write_codes(
         The path written.
 
     Raises:
-        CodesError: no utterance, a wrong shape or dtype, or a code out of range. Nothing was written.
+        CodesError: no utterance, an id or a frame rate that the format cannot hold, a wrong shape or dtype, or a code
+            out of range. Nothing was written.
     """
     path = Path(path)
-    if codebook_size < 1 or codebook_size > 2**31:
-        raise CodesError(f"codebook_size is {codebook_size}; a codebook has between 1 and 2**31 entries")
+    _check_sizes("", codebook_size, frame_rate_hz)
     if not utterances:
         raise CodesError(f"there is no utterance to write to {path.name}")
     dtype = torch.int16 if codebook_size <= 2**15 else torch.int32
     tensors: dict[str, torch.Tensor] = {}
     for utterance_id, given in utterances.items():
-        array = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else np.asarray(given)
+        _check_id(utterance_id)
+        array = foreign_codes.to_numpy(utterance_id, given) if isinstance(given, torch.Tensor) else np.asarray(given)
         codes = foreign_codes.as_codes(array, f"utterance {utterance_id!r}")
         if codes.ndim != 2 or 0 in codes.shape:
             raise CodesError(
@@ -183,6 +185,8 @@ def _read_safetensors(path: Path, layout: Layout | None, num_quantizers: int) ->
     if version < 1:
         raise CodesError(f"{path} states version {version} of the codes format; versions begin at 1")
     stated, size = _number(path, metadata, "num_quantizers", int), _number(path, metadata, "codebook_size", int)
+    frame_rate_hz = _number(path, metadata, "frame_rate_hz", float)
+    _check_sizes(f"{path}: ", size, frame_rate_hz)
     if stated != num_quantizers:
         raise CodesError(
             f"{path} has {stated} codebooks per frame and {num_quantizers} were asked for: pass num_quantizers={stated} if that is meant"
@@ -199,7 +203,7 @@ def _read_safetensors(path: Path, layout: Layout | None, num_quantizers: int) ->
             )
         _check_range(tensor.numpy(), utterance_id, size)
         codes[utterance_id] = tensor.long()
-    return CodesFile(path, codes, stated, _number(path, metadata, "frame_rate_hz", float), size)
+    return CodesFile(path, codes, stated, frame_rate_hz, size)
 
 
 def _foreign(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]], layout: Layout | None, num_quantizers: int) -> CodesFile:
@@ -210,6 +214,29 @@ def _foreign(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]], layout: Lay
         where = f"{path}: {name!r}"
         codes[name] = torch.from_numpy(foreign_codes.oriented(foreign_codes.as_codes(array, where), layout, num_quantizers, where))
     return CodesFile(path, codes, num_quantizers)
+
+
+def _check_sizes(where: str, codebook_size: int, frame_rate_hz: float) -> None:
+    if not 1 <= codebook_size <= 2**31:
+        raise CodesError(f"{where}codebook_size is {codebook_size}; a codebook has between 1 and 2**31 entries")
+    if not (math.isfinite(frame_rate_hz) and frame_rate_hz > 0):
+        raise CodesError(f"{where}frame_rate_hz is {frame_rate_hz}; a frame rate is a finite number above 0 (the published one is 12.5)")
+
+
+def _check_id(utterance_id: str) -> None:
+    if not isinstance(utterance_id, str):
+        raise CodesError(f"utterance id {utterance_id!r} is {type(utterance_id).__name__}; ids are strings")
+    if utterance_id == "__metadata__":
+        raise CodesError("'__metadata__' cannot be an utterance id: safetensors files keep their metadata under it. Choose another")
+    try:
+        utterance_id.encode()
+    except UnicodeEncodeError as error:
+        raise CodesError(f"utterance id {utterance_id!r} has no UTF-8 form ({error.reason} at {error.start}). Choose another") from None
+
+
+def _shortened(names: list[str], shown: int = 4) -> str:
+    more = len(names) - shown
+    return ", ".join(names[:shown]) + (f" and {more} more" if more > 0 else "")
 
 
 def _check_range(codes: np.ndarray[Any, Any], utterance_id: str, codebook_size: int) -> None:

@@ -12,6 +12,8 @@ from vgraph_lab.errors import CheckpointError
 
 __all__ = ["read_config"]
 
+_MAX_LISTED = 8
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -24,12 +26,17 @@ def read_config(path: Path, model: type[Model], describes: str) -> Model:
         describes: what the file should describe, in words, for the error.
 
     Raises:
-        CheckpointError: it is not JSON, or not that; each problem is named with the path of its key.
+        CheckpointError: it is not JSON, or not that; the first problems are named with the path of their key.
     """
     try:
-        return model.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise CheckpointError(f"{path} is nested too deeply to describe {describes}.") from error
+    except ValueError as error:  # no JSON, no UTF-8, or an integer of thousands of digits
         raise CheckpointError(f"{path} is not JSON: {error}") from error
+    try:
+        return model.model_validate(content)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'config'}: {e['msg']}" for e in error.errors())
-        raise CheckpointError(f"{path} does not describe {describes}: {problems}") from error
+        found = [f"{'.'.join(map(str, e['loc'])) or 'config'}: {e['msg']}" for e in error.errors()]
+        more = f"; and {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""
+        raise CheckpointError(f"{path} does not describe {describes}: {'; '.join(found[:_MAX_LISTED])}{more}") from error

@@ -6,9 +6,9 @@ The network's weights are in ``encoder.safetensors``; projections and codebooks 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vgraph_lab.errors import CheckpointError, InputError, did_you_mean
 from vgraph_lab.graphs.backends import checked_device
 
-from .checkpoint import read_tensors
+from .checkpoint import as_float32, read_tensors
 from .encoder_network import EncoderGeometry, EncoderNetwork
 from .geometry import TokenizerConfig
 from .quantizer import SplitResidualVectorQuantizer
@@ -29,6 +29,8 @@ __all__ = ["LabEncoder", "load_encoder", "nearest_codes"]
 _TENSORS_NAME = "encoder.safetensors"
 _QUANTIZER_PREFIX = "decoder.quantizer."
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+_ModuleT = TypeVar("_ModuleT", bound=nn.Module)
 
 
 def nearest_codes(vectors: Tensor, table: Tensor) -> Tensor:
@@ -81,7 +83,7 @@ class LabEncoder(nn.Module):
         Raises:
             InputError: wrong rate, dtype or shape, no samples, NaN or infinity, or integer PCM stored as floats.
         """
-        wav = self._check(torch.as_tensor(wav), sample_rate).to(device=self.device, dtype=torch.float32)
+        wav = self._check(_as_tensor(wav), sample_rate).to(device=self.device)
         missing = -wav.shape[-1] % self.samples_per_frame
         return self.quantize(self.network(nn.functional.pad(wav, (0, missing))))
 
@@ -104,8 +106,8 @@ class LabEncoder(nn.Module):
         if not wav.is_floating_point():
             raise InputError(f"wav must be floats with full scale ±1, got {wav.dtype}. Divide int16 PCM by 32768.")
         if wav.dim() not in (1, 2):
-            raise InputError(f"wav must be [samples] or [B, samples], got {list(wav.shape)}. Mix channels to mono first.")
-        wav = wav[None] if wav.dim() == 1 else wav
+            raise InputError(f"wav must be [samples] or [B, samples], got {list(wav.shape)}. {_shape_hint(wav)}")
+        wav = (wav[None] if wav.dim() == 1 else wav).float()
         if 0 in wav.shape:
             raise InputError(f"wav has no {'rows' if wav.shape[0] == 0 else 'samples'} (shape {list(wav.shape)}).")
         if not torch.isfinite(wav).all():
@@ -114,6 +116,27 @@ class LabEncoder(nn.Module):
         if peak > 128:  # no float audio overshoots by 42 dB; integer PCM stored as floats does
             raise InputError(f"wav reaches {peak:.0f}; full scale is ±1. Divide integer PCM by its full scale (32768 for int16).")
         return wav
+
+
+def _as_tensor(wav: Tensor | np.ndarray[Any, Any]) -> Tensor:
+    if isinstance(wav, Tensor):
+        if wav.layout is not torch.strided or wav.is_nested or wav.is_meta:
+            kind = "nested" if wav.is_nested else "meta" if wav.is_meta else str(wav.layout)
+            raise InputError(f"wav must be a dense (strided) tensor with values, got a {kind} one.")
+        return wav
+    try:
+        array = np.asarray(wav)
+    except ValueError as error:
+        raise InputError(f"wav is {type(wav).__name__} that is no rectangular array of samples ({error}).") from None
+    if array.dtype.kind != "f":
+        raise InputError(f"wav must be floats with full scale ±1, got {array.dtype}. Divide int16 PCM by 32768.")
+    return torch.from_numpy(array.astype(np.float64, order="C"))  # a copy: strides below 0 and foreign byte orders go with it
+
+
+def _shape_hint(wav: Tensor) -> str:
+    if wav.dim() == 3 and 1 in wav.shape[1:]:
+        return f"It is mono: try {'wav[:, 0]' if wav.shape[1] == 1 else 'wav[..., 0]'}."
+    return "Mix channels to mono first." if wav.dim() == 3 else "One row per recording, one value per sample."
 
 
 def load_encoder(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> LabEncoder:
@@ -144,13 +167,11 @@ def load_encoder(folder: str | Path, device: str | torch.device = "cpu", dtype: 
     ):
         if ours != theirs:
             raise CheckpointError(f"The encoder in {root} does not fit its decoder: {what} is {ours} and {theirs}.")
-    network = EncoderNetwork(geometry)
-    _load(network, _read_encoder_tensors(root), root / _TENSORS_NAME)
-    quantizer = SplitResidualVectorQuantizer(decoder)
+    network = _loaded(lambda: EncoderNetwork(geometry), _read_encoder_tensors(root), root / _TENSORS_NAME)
     stored = {
         name.removeprefix(_QUANTIZER_PREFIX): tensor for name, tensor in read_tensors(root).items() if name.startswith(_QUANTIZER_PREFIX)
     }
-    _load(quantizer, stored, root / "model.safetensors")
+    quantizer = _loaded(lambda: SplitResidualVectorQuantizer(decoder), stored, root / "model.safetensors")
     return LabEncoder(network.to(place, dtype), quantizer.to(place)).eval().requires_grad_(False)
 
 
@@ -164,8 +185,9 @@ def _read_encoder_tensors(root: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} is not a readable safetensors file ({error}). It may be truncated or a renamed pickle.") from error
 
 
-def _load(module: nn.Module, stored: Mapping[str, Tensor], source: Path) -> None:
-    expected = {name: tensor.shape for name, tensor in module.state_dict().items()}
+def _loaded(build: Callable[[], _ModuleT], stored: Mapping[str, Tensor], source: Path) -> _ModuleT:
+    with torch.device("meta"):  # first without memory: the config may be of another size than the file
+        expected = {name: tensor.shape for name, tensor in build().state_dict().items()}
     problems = [f"missing {name}{did_you_mean(name, stored.keys() - expected.keys())}" for name in expected.keys() - stored.keys()]
     problems += [f"unexpected {name}" for name in stored.keys() - expected.keys()]
     problems += [
@@ -176,4 +198,7 @@ def _load(module: nn.Module, stored: Mapping[str, Tensor], source: Path) -> None
     if problems:
         listed = "; ".join(sorted(problems)[:8]) + (f" and {len(problems) - 8} more" if len(problems) > 8 else "")
         raise CheckpointError(f"The tensors in {source} are not those that its config describes: {listed}.")
-    module.load_state_dict({name: tensor.float() for name, tensor in stored.items()})
+    weights = as_float32(source, stored)
+    module = build()
+    module.load_state_dict(weights)
+    return module

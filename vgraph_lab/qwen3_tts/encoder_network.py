@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from vgraph_lab.errors import CheckpointError
 
 from .config_files import read_config
+from .geometry import Count, Frames, Rate, Width
 from .transformer import sliding_window_mask
 
 __all__ = ["ENCODER_CONFIG_NAME", "EncoderGeometry", "EncoderNetwork"]
@@ -39,16 +40,16 @@ class EncoderGeometry(BaseModel):
 
     format: str = _FORMAT
     version: PositiveInt = _VERSION
-    sample_rate: PositiveInt = Field(default=24_000, description="of the input [Hz]")
-    hop: PositiveInt = Field(default=240, description="between two spectra [samples]")
-    windows: tuple[PositiveInt, ...] = Field(default=(480, 960), description="of the spectra [samples]")
-    width: PositiveInt = 240
-    strides: tuple[PositiveInt, ...] = (2, 2, 2)
-    num_layers: PositiveInt = 2
-    num_heads: PositiveInt = 6
-    intermediate_size: PositiveInt = 448
-    sliding_window: PositiveInt = Field(default=72, description="keys that one query sees, itself included [frames]")
-    latent_dim: PositiveInt = Field(default=128, description="the decoder's codebook_dim")
+    sample_rate: Rate = Field(default=24_000, description="of the input [Hz]")
+    hop: Width = Field(default=240, description="between two spectra [samples]")
+    windows: tuple[Width, ...] = Field(default=(480, 960), max_length=16, description="of the spectra [samples]")
+    width: Width = 240
+    strides: tuple[Count, ...] = Field(default=(2, 2, 2), max_length=16)
+    num_layers: Count = 2
+    num_heads: Count = 6
+    intermediate_size: Width = 448
+    sliding_window: Frames = Field(default=72, description="keys that one query sees, itself included [frames]")
+    latent_dim: Width = Field(default=128, description="the decoder's codebook_dim")
 
     @model_validator(mode="after")
     def _check(self) -> EncoderGeometry:

@@ -6,10 +6,12 @@ Nothing here knows our own format; :mod:`vgraph_lab.qwen3_tts.codes` does, and c
 from __future__ import annotations
 
 import json
+import struct
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any, Literal
+from tokenize import TokenError
+from typing import IO, Any, Literal
 
 import numpy as np
 import torch
@@ -23,6 +25,16 @@ Array = np.ndarray[Any, Any]
 
 _PICKLE_SUFFIXES = {".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".joblib"}
 _ACCEPTED = "accepted are this package's codes format, other safetensors, .npz, .npy and JSON"
+_ZIP_ENCRYPTED = 0x41  # flag bits of an entry: encrypted, strongly encrypted
+_ZIP_ERRORS = (NotImplementedError, ValueError, OSError, struct.error)  # what zipfile lets through for a damaged directory
+_LONGEST_INTEGER = 20  # digits in JSON; 2**64 has as many, and Python itself refuses to convert a few thousand
+
+# What NumPy lets through for a damaged header, which it parses as Python source: wrong syntax, wrong types inside the
+# literal, and shapes that are too large for the memory or for a machine integer.
+_NUMPY_ERRORS = (
+    *(ValueError, EOFError, SyntaxError, TokenError, TypeError, IndexError),
+    *(MemoryError, OverflowError, RecursionError),
+)
 
 
 def _refuse_pickle(path: Path, found: str) -> CodesError:
@@ -39,14 +51,17 @@ def sniff(path: Path) -> Kind:
     Raises:
         CodesError: no such file, a folder, an empty file, a pickle, or something else that is not accepted.
     """
-    if path.is_dir():
-        raise CodesError(f"{path} is a folder; give the file of codes inside it")
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             head = file.read(64)
     except FileNotFoundError:
         raise CodesError(f"there is no file {path}") from None
+    except IsADirectoryError:
+        raise CodesError(f"{path} is a folder; give the file of codes inside it") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CodesError(f"{str(path)[:200]!r} cannot be opened ({reason})") from None
     if not size:
         raise CodesError(f"{path} is empty")
     if head.startswith(b"PK\x03\x04"):
@@ -67,44 +82,66 @@ def sniff(path: Path) -> Kind:
 def _sniff_zip(path: Path) -> Kind:
     try:
         with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except zipfile.BadZipFile as error:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, *_ZIP_ERRORS) as error:
         raise CodesError(f"{path} is not a whole .npz file ({error}); it may be truncated: copy or write it again") from None
+    names = [entry.filename for entry in entries]
     pickles = [name for name in names if name.endswith(".pkl")]
     if pickles:
         raise _refuse_pickle(path, f"it is an archive with a pickle in it ({pickles[0]}), as torch.save writes")
     if not names or not all(name.endswith(".npy") for name in names):
         raise CodesError(f"{path} is a zip archive but no .npz (it holds {', '.join(names[:3]) or 'nothing'}): {_ACCEPTED}")
+    for entry in entries:
+        if entry.flag_bits & _ZIP_ENCRYPTED:
+            raise CodesError(f"{path}: {entry.filename!r} is encrypted; unpack it with its password and save it with np.savez")
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise CodesError(
+                f"{path}: {entry.filename!r} is compressed by method {entry.compress_type}; accepted are stored and deflated entries, "
+                "as np.savez and np.savez_compressed write"
+            )
     return "npz"
 
 
 def read_npz(path: Path) -> dict[str, Array]:
     """The arrays of an ``.npz``; object arrays are refused."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        with zipfile.ZipFile(path) as archive:
+            return {name.removesuffix(".npy"): _read_npz_entry(archive, name) for name in archive.namelist()}
+    except (*_NUMPY_ERRORS, *_ZIP_ERRORS, zipfile.BadZipFile, zlib.error) as error:
         raise _numpy_error(path, error) from None
+
+
+def _read_npz_entry(archive: zipfile.ZipFile, name: str) -> Array:
+    with archive.open(name) as file:
+        return _read_array(file)
 
 
 def read_npy(path: Path) -> dict[str, Array]:
     """The array of an ``.npy``, named after the file; object arrays are refused."""
     try:
-        return {path.stem: np.load(path, allow_pickle=False)}
-    except (ValueError, EOFError) as error:
+        with path.open("rb") as file:
+            return {path.stem: _read_array(file)}
+    except _NUMPY_ERRORS as error:
         raise _numpy_error(path, error) from None
+
+
+def _read_array(file: IO[bytes]) -> Array:
+    array: Array = np.lib.format.read_array(file, allow_pickle=False)
+    return array
 
 
 def _numpy_error(path: Path, error: Exception) -> CodesError:
     if "allow_pickle" in str(error):
         return _refuse_pickle(path, "it holds an object array, which NumPy stores as a pickle")
+    if isinstance(error, (MemoryError, OverflowError)):
+        return CodesError(f"{path} claims a shape that no memory holds ({error or 'out of memory'}); its header may be damaged")
     return CodesError(f"{path} cannot be read as NumPy data ({error}); it may be truncated: copy or write it again")
 
 
 def read_json(path: Path) -> dict[str, Array]:
     """A nested list, named after the file, or an object of utterance id → nested list."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_without_duplicates)
+        content = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_without_duplicates, parse_int=_integer)
         named = content if isinstance(content, dict) else {path.stem: content}
         return {name: _array_from_lists(value, f"{path}: {name!r}") for name, value in named.items()}
     except UnicodeDecodeError as error:
@@ -113,6 +150,13 @@ def read_json(path: Path) -> dict[str, Array]:
         raise CodesError(f"{path} is not valid JSON: {error.msg} in line {error.lineno}; it may be truncated") from None
     except RecursionError:
         raise CodesError(f"{path} is nested too deeply to be codes; expected [num_quantizers, frames]") from None
+
+
+def _integer(text: str) -> int:
+    digits = len(text.lstrip("-"))
+    if digits > _LONGEST_INTEGER:
+        raise CodesError(f"the JSON contains an integer of {digits} digits; no codebook has that many entries")
+    return int(text)
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -144,12 +188,15 @@ def _check_leaves(value: list[Any], where: str) -> None:
 
 
 def to_numpy(name: str, tensor: torch.Tensor) -> Array:
-    """A tensor of a foreign safetensors file as NumPy array."""
+    """A tensor as NumPy array, on the host."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+        kind = "nested" if tensor.is_nested else "meta" if tensor.is_meta else str(tensor.layout)
+        raise CodesError(f"{name!r} is a {kind} tensor; codes are dense tensors with values")
     if tensor.dtype in (torch.float16, torch.bfloat16) or (tensor.dtype.itemsize == 1 and tensor.is_floating_point()):
         raise CodesError(
             f"{name!r} is {tensor.dtype}: too coarse for codes, some may have been rounded. Dump them as integers (codes.long())"
         )
-    array: Array = tensor.numpy()
+    array: Array = tensor.detach().cpu().numpy()
     return array
 
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from vgraph_lab.errors import CheckpointError
 
 from .config_files import read_config
 
-__all__ = ["CONFIG_NAME", "DecoderGeometry", "TokenizerConfig", "published_geometry"]
+__all__ = ["CONFIG_NAME", "Count", "DecoderGeometry", "Frames", "Rate", "TokenizerConfig", "Width", "published_geometry"]
 
 CONFIG_NAME = "config.json"
+
+# Far above any codec, and low enough that a damaged config is named as such instead of filling the memory.
+Width = Annotated[int, Field(gt=0, le=65_536)]  # channels, or entries of a codebook
+Count = Annotated[int, Field(gt=0, le=1_024)]  # layers, heads, codebooks, or a factor of upsampling
+Frames = Annotated[int, Field(gt=0, le=1_000_000)]
+Rate = Annotated[int, Field(gt=0, le=1_000_000)]  # samples per second, or per frame
 
 
 class DecoderGeometry(BaseModel):
@@ -25,26 +31,26 @@ class DecoderGeometry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    codebook_size: PositiveInt = 2048
-    codebook_dim: PositiveInt = Field(default=512, description="width of the quantised features [channels]")
-    num_quantizers: PositiveInt = 16
-    num_semantic_quantizers: PositiveInt = 1
-    latent_dim: PositiveInt = 1024
-    hidden_size: PositiveInt = 512
-    intermediate_size: PositiveInt = 1024
-    num_hidden_layers: PositiveInt = 8
-    num_attention_heads: PositiveInt = 16
-    num_key_value_heads: PositiveInt = 16
-    head_dim: PositiveInt = 64
+    codebook_size: Width = 2048
+    codebook_dim: Width = Field(default=512, description="width of the quantised features [channels]")
+    num_quantizers: Count = 16
+    num_semantic_quantizers: Count = 1
+    latent_dim: Width = 1024
+    hidden_size: Width = 512
+    intermediate_size: Width = 1024
+    num_hidden_layers: Count = 8
+    num_attention_heads: Count = 16
+    num_key_value_heads: Count = 16
+    head_dim: Width = 64
     attention_bias: bool = False
-    sliding_window: PositiveInt = Field(default=72, description="W: keys that one query sees, itself included [frames]")
-    max_position_embeddings: PositiveInt = Field(default=8000, description="longest sequence of one forward [frames]")
-    rope_theta: PositiveFloat = 10000.0
-    rms_norm_eps: PositiveFloat = 1e-5
-    layer_scale_initial_scale: PositiveFloat = 0.01
-    upsampling_ratios: tuple[PositiveInt, ...] = (2, 2)
-    upsample_rates: tuple[PositiveInt, ...] = (8, 5, 4, 3)
-    decoder_dim: PositiveInt = 1536
+    sliding_window: Frames = Field(default=72, description="W: keys that one query sees, itself included [frames]")
+    max_position_embeddings: Frames = Field(default=8000, description="longest sequence of one forward [frames]")
+    rope_theta: float = Field(default=10000.0, ge=1, le=1e12)
+    rms_norm_eps: float = Field(default=1e-5, gt=0, le=1)
+    layer_scale_initial_scale: float = Field(default=0.01, gt=0, le=1_000)
+    upsampling_ratios: tuple[Count, ...] = Field(default=(2, 2), max_length=16)
+    upsample_rates: tuple[Count, ...] = Field(default=(8, 5, 4, 3), max_length=16)
+    decoder_dim: Width = 1536
 
     @model_validator(mode="before")
     @classmethod
@@ -84,8 +90,8 @@ class TokenizerConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     model_type: str = "qwen3_tts_tokenizer_12hz"
-    output_sample_rate: PositiveInt = 24000
-    decode_upsample_rate: PositiveInt = 1920
+    output_sample_rate: Rate = 24000
+    decode_upsample_rate: Rate = 1920
     decoder_config: DecoderGeometry
 
     @model_validator(mode="after")

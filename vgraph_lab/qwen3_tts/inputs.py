@@ -33,6 +33,9 @@ def validate_codes(codes: Tensor, geometry: DecoderGeometry, *, device: torch.de
     q, k, longest = geometry.num_quantizers, geometry.codebook_size, geometry.max_position_embeddings
     if not isinstance(codes, Tensor):
         raise InputError(f"codes must be a torch.Tensor of integers [B, {q}, T], got {type(codes).__name__}. Try torch.as_tensor(codes).")
+    if codes.layout is not torch.strided or codes.is_nested:  # their shapes and values cannot be asked for below
+        kind, way = ("nested", "torch.nested.to_padded_tensor(codes, 0)") if codes.is_nested else (str(codes.layout), "codes.to_dense()")
+        raise InputError(f"codes must be a dense (strided) tensor of integers [B, {q}, T], got a {kind} one. Try {way}.")
     if codes.dtype not in _INTEGER_DTYPES:
         raise InputError(
             f"codes must be integers (int64, int32, int16 or uint8), got {codes.dtype}. Codes are codebook indices, not features."
