@@ -57,7 +57,9 @@ def test_host_memory_takes_no_part_on_an_accelerator(name: str) -> None:
 @pytest.mark.parametrize("name", ALLOWED)
 def test_host_numbers_do(name: str) -> None:
     device, host, number = torch.zeros(3, device="meta"), torch.ones(3), torch.tensor(2.0)
-    audit(lambda: ALLOWED[name](device, host, number), device, host, owned=(number,))
+    output = audit(lambda: ALLOWED[name](device, host, number), device, host, owned=(number,))
+    results = output if isinstance(output, tuple) else (output,)
+    assert [(result.device.type, tuple(result.shape)) for result in results] == [("meta", (3,)), ("cpu", (3,))][: len(results)]
 
 
 def test_the_audit_keeps_no_result_alive() -> None:

@@ -260,6 +260,29 @@ def test_decoder_is_bit_equal_over_fresh_codes(frames: int, tiny_decoder: Code2W
             assert torch.equal(eager, output), f"fresh codes {attempt}"
 
 
+@pytest.mark.parametrize("function", [torch.linalg.qr, torch.qr], ids=["linalg", "torch"])
+@pytest.mark.parametrize("shape", [(3, 3), (5, 3), (3, 5), (2, 4, 4)])
+@pytest.mark.filterwarnings("ignore:torch.qr is deprecated")
+def test_qr_follows_its_input(shape: tuple[int, ...], function: Callable[[Tensor], Any], cpu_backend: CpuGraphBackend) -> None:
+    x = torch.randn(shape)
+    graph, (q, r) = cpu_backend.capture(lambda: function(x), cpu_backend.create_pool(), static_inputs=[x], owned=[])
+    for _ in range(3):
+        x.normal_()
+        graph.replay()
+        eager_q, eager_r = function(x)
+        assert torch.equal(q, eager_q)
+        assert torch.equal(r, eager_r)
+
+
+def test_an_out_overload_that_writes_nothing_is_not_used(cpu_backend: CpuGraphBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(5)
+    monkeypatch.setattr(out_variant, "step", lambda op, args, kwargs: lambda: None)
+    graph, output = cpu_backend.capture(lambda: x.sin(), cpu_backend.create_pool(), static_inputs=[x], owned=[])
+    x.normal_()
+    graph.replay()
+    assert torch.equal(output, x.sin())
+
+
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @pytest.mark.parametrize(
     "wrong",

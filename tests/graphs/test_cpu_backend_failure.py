@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vgraph_lab.errors import CaptureError, CaptureRefusedError
-from vgraph_lab.graphs.backends.cpu import CpuGraphBackend
+from vgraph_lab.graphs.backends.cpu import CpuGraphBackend, side_effects
 
 
 class _UsersError(Exception):
@@ -75,6 +75,51 @@ def test_nothing_is_left_behind(name: str, cpu_backend: CpuGraphBackend) -> None
         assert torch.equal(tensor, truth)
     del output, second, tensor
     assert pool.live_bytes == 0
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("grows", [lambda s: s.addbmm_(torch.ones(5, 5, 5), torch.ones(5, 5, 10)), lambda s: torch.ones(9, out=s)])
+def test_a_resized_static_input_is_put_back_with_all_the_rest(grows: Callable[[Tensor], Tensor], cpu_backend: CpuGraphBackend) -> None:
+    resized, others, draws = torch.tensor([3.0]), [torch.zeros(3), torch.zeros(3)], torch.get_rng_state()
+
+    def function() -> Tensor:
+        others[0].add_(1)
+        torch.rand(1)
+        resized.mul_(2)
+        others[1].add_(1)
+        return grows(resized)
+
+    with pytest.raises(CaptureRefusedError, match="resizes"):
+        cpu_backend.capture(function, cpu_backend.create_pool(), static_inputs=[resized, *others], owned=[])
+    assert (resized.tolist(), resized.untyped_storage().nbytes()) == ([3.0], 4)
+    assert [other.tolist() for other in others] == [[0, 0, 0]] * 2
+    assert torch.equal(torch.get_rng_state(), draws)
+
+
+def test_one_restore_that_fails_keeps_no_other_from_happening(cpu_backend: CpuGraphBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffers, draws, failing = [torch.zeros(3), torch.zeros(3), torch.zeros(3)], torch.get_rng_state(), []
+    restore = side_effects._restore
+
+    def broken(storage: Any, saved: Any) -> None:
+        failing.append(storage)
+        if len(failing) == 2:
+            raise MemoryError("no")
+        restore(storage, saved)
+
+    def function() -> Tensor:
+        for buffer in buffers:
+            buffer.add_(1)
+        return torch.rand(3)
+
+    pool = cpu_backend.create_pool()
+    monkeypatch.setattr(side_effects, "_restore", broken)
+    with pytest.raises(MemoryError):
+        cpu_backend.capture(function, pool, static_inputs=[], owned=buffers)
+    assert sorted(buffer.tolist() for buffer in buffers) == [[0, 0, 0], [0, 0, 0], [1, 1, 1]]
+    assert torch.equal(torch.get_rng_state(), draws)
+    assert pool.layout() == ()
+    monkeypatch.undo()
+    cpu_backend.capture(lambda: buffers[0] + 1, pool, static_inputs=[], owned=buffers)
 
 
 def test_a_refusal_keeps_no_tensor_alive(cpu_backend: CpuGraphBackend) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vgraph_lab.errors import CaptureRefusedError
 from vgraph_lab.graphs.backends.cpu import ArenaPool, CpuGraphBackend
@@ -39,7 +39,15 @@ DATA_SHAPES: dict[str, Function] = {
     "masked_select": lambda x: x.masked_select(x > 0),
     "unique": lambda x: x.unique(),
     "repeat_interleave": lambda x: x.repeat_interleave(x.long().abs()),
+    "pack_padded": lambda x: nn.utils.rnn.pack_padded_sequence(x[:, None], torch.ones(4, dtype=torch.int64)[:1] * 4).data,
     "bincount": lambda x: x.long().abs().bincount(),
+}
+HOST_SIZES: dict[str, Function] = {
+    "tensor_split": lambda x: torch.tensor_split(x, x[:2].long()),
+    "tensor_split_method": lambda x: x.tensor_split(x[:2].long()),
+    "tensor_split_keyword": lambda x: x.tensor_split(tensor_indices_or_sections=x[:2].long()),
+    "pad_packed": lambda x: nn.utils.rnn.pad_packed_sequence(nn.utils.rnn.PackedSequence(x[:2, None], x[:2].long())),
+    "pad_packed_direct": lambda x: torch._pad_packed_sequence(x[:2, None], x[:2].long(), False, 0.0, 2),
 }
 HOST_MEMORY: dict[str, Function] = {
     "cpu": lambda x: x.cpu(),
@@ -65,6 +73,7 @@ HOST_DATA: dict[str, Function] = {
 REFUSED: dict[str, tuple[str, Function]] = {
     **{name: ("host would wait", function) for name, function in HOST_VALUES.items()},
     **{name: ("depends on tensor data", function) for name, function in DATA_SHAPES.items()},
+    **{name: ("reads the sizes from tensor data", function) for name, function in HOST_SIZES.items()},
     **{name: ("host", function) for name, function in HOST_MEMORY.items()},
     **{name: ("host memory", function) for name, function in HOST_DATA.items()},
     "resize_": ("addresses are fixed", lambda x: (x + 1).resize_(8)),
@@ -155,17 +164,69 @@ def test_gradients_are_refused(cpu_backend: CpuGraphBackend) -> None:
     assert not output.requires_grad
 
 
-def test_an_explicit_generator_must_not_be_seeded_inside(cpu_backend: CpuGraphBackend) -> None:
-    generator = torch.Generator()
+def _seeded(generator: torch.Generator) -> Tensor:
+    generator.manual_seed(0)
+    return torch.rand(3, generator=generator)
+
+
+def _rewound(draws: int) -> Tensor:
+    total = torch.rand(3) if draws else torch.zeros(3)
+    state = torch.default_generator.get_state()
+    total = total + torch.rand(3)
+    torch.default_generator.set_state(state)
+    return total + torch.rand(3) if draws else total
+
+
+GENERATOR = torch.Generator()
+SEEDINGS: dict[str, tuple[str, Callable[[], Tensor]]] = {
+    "own_generator": ("of its own", lambda: _seeded(GENERATOR)),
+    "new_generator": ("of its own", lambda: torch.rand(3, generator=torch.Generator().manual_seed(3))),
+    "fresh_generator": ("of its own", lambda: torch.empty(3).normal_(generator=torch.Generator())),
+    "default_generator": ("was seeded", lambda: _seeded(torch.default_generator)),
+    "default_generator_after_the_last_draw": ("was seeded", lambda: (torch.rand(3), torch.default_generator.manual_seed(1))[0]),
+    "round_trip_after_the_last_draw": ("state set", lambda: _rewound(0)),
+    "round_trip_between_draws": ("state set", lambda: _rewound(1)),
+    "seed": ("does not seed again", lambda: torch.zeros(3) + (torch.seed(), torch.rand(3))[1]),
+    "random_seed": ("does not seed again", lambda: torch.zeros(3) + (torch.random.seed(), torch.rand(3))[1]),
+}
+
+
+@pytest.mark.parametrize("name", SEEDINGS)
+def test_seeding_inside_is_refused_and_undone(name: str, cpu_backend: CpuGraphBackend) -> None:
+    why, function = SEEDINGS[name]
+    torch.manual_seed(0)  # what some of the functions seed with
+    before = torch.get_rng_state(), torch.initial_seed()
+    with pytest.raises(CaptureRefusedError, match=why):
+        cpu_backend.capture(function, cpu_backend.create_pool(), static_inputs=[], owned=[])
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.initial_seed() == before[1]
+
+
+def test_the_audit_refuses_other_generators_too(cpu_backend: CpuGraphBackend) -> None:
+    with pytest.raises(CaptureRefusedError, match="of its own"):
+        cpu_backend.warm_up(SEEDINGS["own_generator"][1], static_inputs=[], owned=[], audit=True)
+
+
+@pytest.mark.parametrize("audited", [False, True])
+@pytest.mark.parametrize("rebind", [lambda t: t * 2, lambda t: t[1:], lambda t: t.view(2, 2)], ids=["memory", "offset", "shape"])
+@pytest.mark.parametrize("role", ["owned", "static"])
+def test_rebinding_a_tensor_from_outside_is_refused(
+    role: str, rebind: Callable[[Tensor], Tensor], audited: bool, cpu_backend: CpuGraphBackend
+) -> None:
+    tensor = torch.arange(4.0)
+    address = tensor.data_ptr()
 
     def function() -> Tensor:
-        generator.manual_seed(1)
-        first = torch.rand(3, generator=generator)
-        generator.manual_seed(1)
-        return first + torch.rand(3, generator=generator)
+        tensor.data = rebind(tensor)
+        return tensor + 1
 
-    with pytest.raises(CaptureRefusedError, match="manual_seed"):
-        cpu_backend.capture(function, cpu_backend.create_pool(), static_inputs=[], owned=[])
+    sides = {"static_inputs": [tensor] if role == "static" else [], "owned": [tensor] if role == "owned" else []}
+    run = partial(cpu_backend.warm_up, audit=True) if audited else partial(cpu_backend.capture, pool=cpu_backend.create_pool())
+    with pytest.raises(CaptureRefusedError, match=r"Tensor\.data") as caught:
+        run(function, **sides)
+    assert "def function" in caught.value.where
+    if not audited:
+        assert (tensor.data_ptr(), tensor.tolist()) == (address, [0, 1, 2, 3]), "the capture has put it back"
 
 
 def test_a_refusal_that_the_function_swallows_is_raised_all_the_same(cpu_backend: CpuGraphBackend) -> None:
@@ -190,6 +251,8 @@ ALLOWED: dict[str, Function] = {
     "masked_fill": lambda x: (x + 0).masked_fill_(x > 0, 2.0),
     "one_value_into_a_mask": lambda x: (x + 0).index_put_((x > 0,), torch.tensor(2.0)),
     "repeats_of_given_size": lambda x: x.repeat_interleave(torch.full((4,), 2), output_size=8),
+    "split_by_numbers": lambda x: torch.cat([part * 2 for part in torch.tensor_split(x, (1, 3))]),
+    "default_generator": lambda x: x + 0 * torch.rand(4, generator=torch.default_generator),
     "profiler": lambda x: _profiled(x),
     "assert_async": lambda x: (torch._assert_async((x > -9).all()), x + 1)[1],
 }

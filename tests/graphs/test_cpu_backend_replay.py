@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vgraph_lab.errors import CaptureError, ForkedProcessError, ReplayError
+from vgraph_lab.graphs.backends import rules
 from vgraph_lab.graphs.backends.base import CapturedGraph, GraphBackend, GraphPool
 from vgraph_lab.graphs.backends.cpu import ArenaPool, CpuGraphBackend
 
@@ -42,6 +43,36 @@ def test_output_keeps_its_address_and_is_overwritten(cpu_capture: Capture) -> No
     graph.replay()
     assert output.data_ptr() == address
     assert torch.equal(output, torch.full((3,), 2.0).exp())
+
+
+@torch.library.custom_op("vgraph_lab_test::positive", mutates_args=())
+def positive(x: Tensor) -> Tensor:
+    return x[x > 0]  # a shape that depends on data, hidden from the capture rules
+
+
+@pytest.mark.parametrize("count", [1, 3, 64])
+def test_a_result_of_another_shape_is_an_error_not_a_broadcast(count: int, cpu_capture: Capture) -> None:
+    x = torch.tensor([1.0, 2.0] + [-1.0] * 62)
+    graph, output = cpu_capture(lambda: positive(x), x)
+    x.fill_(-1)[:count] = 5.0
+    with pytest.raises(ReplayError, match=rf"\({count},\) where it had given \(2,\)"):
+        graph.replay()
+    assert output.tolist() == [1, 2]
+
+
+def test_an_operation_that_resizes_its_place_cannot_reach_another_graphs_memory(
+    cpu_capture: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "_UNTAGGED_SHAPES", {})  # as if the operation were not known
+    x, lengths, y = torch.randn(2, 64, 8), torch.tensor([64, 2]), torch.zeros(512)
+    packing, packed = cpu_capture(lambda: nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True).data, x, lengths)
+    other, output = cpu_capture(lambda: y + 1, y)
+    other.replay()
+    lengths.fill_(64)
+    with pytest.raises(RuntimeError, match="not resizable"):
+        packing.replay()
+    assert torch.equal(output, torch.ones(512))
+    assert packed.shape == (66, 8)
 
 
 def test_intermediates_keep_their_addresses_too(cpu_capture: Capture) -> None:

@@ -98,24 +98,6 @@ def test_random_numbers_are_fresh_and_of_the_eager_stream(
     assert torch.equal(output[0], replayed[0][0]), "seeding repeats the stream"
 
 
-def test_explicit_generators_are_put_back_and_advanced(cpu_capture: Capture) -> None:
-    x = torch.zeros(4)
-    ours, twin = torch.Generator().manual_seed(9), torch.Generator().manual_seed(9)
-    default = torch.get_rng_state()
-
-    def draw(generator: torch.Generator) -> Tensor:
-        first = torch.randn(4, generator=generator)
-        return first + x.clone().normal_(generator=generator) + torch.rand(4, generator=generator)
-
-    graph, output = cpu_capture(lambda: draw(ours), x)
-    assert torch.equal(ours.get_state(), twin.get_state())
-    for _ in range(3):
-        graph.replay()
-        assert torch.equal(output, draw(twin))
-        assert torch.equal(ours.get_state(), twin.get_state())
-    assert torch.equal(torch.get_rng_state(), default), "the default stream is another one"
-
-
 @torch.library.custom_op("vgraph_lab_test::jitter", mutates_args=())
 def jitter(x: Tensor) -> Tensor:
     return x + torch.rand(x.shape)

@@ -71,6 +71,28 @@ def test_another_threads_write_is_refused(
     assert cpu_pool.layout() == ()
 
 
+FACTORIES: dict[str, Callable[[], Tensor]] = {
+    "empty": lambda: torch.empty(3),
+    "zeros": lambda: torch.zeros(3),
+    "arange": lambda: torch.arange(3.0),
+    "operator": lambda: torch.ops.aten.ones([3]),
+}
+
+
+@pytest.mark.parametrize("how", ["argument", "view", "output"])
+@pytest.mark.parametrize("name", FACTORIES)
+def test_another_threads_write_to_a_fresh_tensor_is_refused(name: str, how: str, cpu_capture: Capture) -> None:
+    x = torch.ones(3)
+
+    def function() -> Tensor:
+        y = FACTORIES[name]()
+        in_thread(lambda: torch.mul(x, 3, out=y))
+        return y + 1 if how == "argument" else y[1:] * 2 if how == "view" else y
+
+    with pytest.raises(CaptureRefusedError, match="another thread"):
+        cpu_capture(function, x)
+
+
 @pytest.mark.parametrize("last", [False, True], ids=["midway", "at_the_end"])
 def test_another_threads_other_work_is_not(last: bool, cpu_capture: Capture) -> None:
     setting = Setting()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import torch
-from torch import Tag, Tensor
+from torch import Tag, Tensor, UntypedStorage
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,6 +22,40 @@ __all__ = ["CaptureAudit", "CheckedMode", "Origin", "Origins", "run_checked"]
 Origin = Literal["static", "owned", "made"]
 
 
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a tensor lies in memory, and how; keeps that memory."""
+
+    tensor: Tensor
+    storage: UntypedStorage
+    nbytes: int
+    geometry: tuple[int, torch.Size, tuple[int, ...]]  # offset, shape, strides
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Seat:
+        """The present seat of ``tensor``."""
+        storage = tensor.untyped_storage()
+        return cls(tensor, storage, storage.nbytes(), _geometry(tensor))
+
+    def left(self) -> bool:
+        """Whether the tensor has moved (``Tensor.data = ...``) or changed its shape since, or its storage its size."""
+        same = storage_id(self.tensor) == self.storage._cdata and self.storage.nbytes() == self.nbytes
+        return not same or _geometry(self.tensor) != self.geometry
+
+    def restore(self) -> None:
+        """Seat the tensor here again. Bytes beyond a shrunken storage are not brought back."""
+        if not self.left():
+            return
+        if self.storage.nbytes() != self.nbytes:
+            self.storage.resize_(self.nbytes)
+        with torch.inference_mode(self.tensor.is_inference()), torch.no_grad():
+            self.tensor.set_(self.storage, *self.geometry)
+
+
+def _geometry(tensor: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
+    return int(tensor.storage_offset()), tensor.shape, tensor.stride()
+
+
 class Origins:
     """Where each storage is from: a static input, the model, or the captured function itself."""
 
@@ -30,6 +65,7 @@ class Origins:
         self._origins: dict[int, Origin] = {storage_id(tensor): "owned" for tensor in self.owned}
         self._origins |= {storage_id(tensor): "static" for tensor in self.static_inputs}
         self._made: dict[int, StorageWeakRef] = {}
+        self._seats = [Seat.of(tensor) for tensor in (*self.static_inputs, *self.owned)]
 
     def of(self, tensor: Tensor) -> Origin | None:
         """Origin of the memory behind ``tensor``; ``None`` if it is unknown."""
@@ -65,6 +101,18 @@ class Origins:
         for tensor in tensors_in(output):
             if self.of(tensor) is None:
                 self._refuse_unknown("the output", "is", tensor, where)
+
+    def check_seats(self, where: str) -> None:
+        """Refuse the function if it has moved a tensor from outside, which a replay would not do."""
+        for seat in self._seats:
+            if seat.left():
+                refuse(
+                    "Tensor.data = ...",
+                    f"a static input, parameter or buffer ({tuple(seat.geometry[1])}, {seat.tensor.dtype}) has other memory or "
+                    "another shape than before the call, and a graph keeps reading the old ones",
+                    "write into the tensor with copy_",
+                    where=where,
+                )
 
     @staticmethod
     def _refuse_unknown(operation: str, verb: str, tensor: Tensor, where: str | None = None) -> None:
@@ -106,7 +154,7 @@ class CheckedMode(TorchDispatchMode, ABC):
 
     def execute(self, call: Call) -> Any:
         """Run the operation itself; refuse results that no graph can hold, and tensors resized by being written to."""
-        before = [_seat(tensor) for tensor in call.written]
+        before = [Seat.of(tensor) for tensor in call.written]
         try:
             result = call.op(*call.args, **call.kwargs)
         except RuntimeError as error:
@@ -115,13 +163,14 @@ class CheckedMode(TorchDispatchMode, ABC):
             raise
         check_results(call, tensors_in(result))
         reshapes = Tag.inplace_view in call.op.tags  # Tensor.squeeze_ and its like touch no memory
-        if not reshapes and before != [_seat(tensor) for tensor in call.written]:
+        if not reshapes and any(seat.left() for seat in before):
             _refuse_resize(call)
         return result
 
     def check_end(self, output: Any, where: str) -> None:
         """Refuse what only shows when the captured function, which starts at ``where``, has returned ``output``."""
         self.origins.check_output(output, where)
+        self.origins.check_seats(where)
 
 
 class CaptureAudit(CheckedMode):
@@ -150,10 +199,6 @@ def run_checked(function: Callable[[], Any], mode: CheckedMode) -> Any:
         output = function()
         mode.check_end(output, user_line(function))
     return output
-
-
-def _seat(tensor: Tensor) -> tuple[int, int, torch.Size]:
-    return storage_id(tensor), tensor.untyped_storage().nbytes(), tensor.shape
 
 
 def _refuse_resize(call: Call) -> NoReturn:

@@ -10,6 +10,8 @@ Semantics that every backend keeps:
 * graphs of one pool share memory: they must not replay concurrently, which is what :meth:`GraphPool.exclusive` is for;
 * an operation that synchronises with the host or whose output shape depends on data is refused during capture with
   :class:`~vgraph_lab.errors.CaptureRefusedError`, naming the operation and the user's line;
+* random numbers come from the default generator of the device, and each replay draws new ones; another generator, or
+  seeding inside the captured function, is refused;
 * a tensor that is neither a static input nor owned by the model (parameter, buffer) nor made inside the captured
   function is refused: a graph would keep reading its address after the caller has let go of it;
 * a failed capture leaves the pool's live bytes and all earlier graphs as they were.

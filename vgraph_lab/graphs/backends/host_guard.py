@@ -21,6 +21,7 @@ from .rules import refuse
 __all__ = ["host_access_refused"]
 
 _HOST = "it waits for the device and reads its memory on the host"
+_READ = "it reads the sizes from tensor data on the host, so a replay would use those of the capture"
 _SEED = "a replay does not seed again, so it would draw other numbers than the eager call"
 
 
@@ -31,6 +32,10 @@ def _always(*args: Any, **kwargs: Any) -> bool:
 def _to_cpu_by_name(*args: Any, **kwargs: Any) -> bool:
     """``x.to('cpu')``. ``x.to(other.device)`` looks the same as ``torch.device('cpu')`` on a CPU tensor, so only the name counts."""
     return any(isinstance(value, str) and value.startswith("cpu") for value in (*args[1:], kwargs.get("device")))
+
+
+def _split_by_tensor(*args: Any, **kwargs: Any) -> bool:
+    return any(isinstance(value, torch.Tensor) for value in (*args[1:], *(kwargs[key] for key in kwargs.keys() - {"input"})))
 
 
 # owner, attribute, shown name, when it is refused, why
@@ -48,6 +53,12 @@ _REFUSED: tuple[tuple[Any, str, str, Callable[..., bool], str], ...] = (
     (torch, "set_rng_state", "torch.set_rng_state()", _always, _SEED),
     (torch.random, "manual_seed", "torch.manual_seed()", _always, _SEED),
     (torch.random, "set_rng_state", "torch.set_rng_state()", _always, _SEED),
+    (torch, "seed", "torch.seed()", _always, _SEED),
+    (torch.random, "seed", "torch.seed()", _always, _SEED),
+    (torch, "tensor_split", "torch.tensor_split()", _split_by_tensor, _READ),
+    (torch.Tensor, "tensor_split", "Tensor.tensor_split()", _split_by_tensor, _READ),
+    (torch, "_pad_packed_sequence", "pad_packed_sequence()", _always, _READ),
+    (torch._VF, "_pad_packed_sequence", "pad_packed_sequence()", _always, _READ),
 )
 
 _lock = threading.Lock()

@@ -63,6 +63,8 @@ def capture_conditions() -> Iterator[None]:
 _KEEP_ON_DEVICE = "keep the decision on the device (torch.where, masks), or compute it before the capture and pass it as a Python number"
 _MASKED = {"aten::index", "aten::_unsafe_index", "aten::index_put", "aten::index_put_", "aten::_unsafe_index_put", "aten::_index_put_impl_"}
 _RESEATING = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::resize", "aten::resize_as", "aten::set"}
+# Operations that torch does not tag although they read these values on the host.
+_UNTAGGED_SHAPES = {"aten::_pack_padded_sequence": "the shape of its output depends on tensor data (the lengths)"}
 # The fixed size is given by the caller, so the shape does not depend on data although the operation is tagged so.
 _SIZED: dict[str, Callable[[Call], bool]] = {
     "aten::repeat_interleave": lambda call: call.argument("output_size") is not None,
@@ -83,6 +85,8 @@ def check_call(call: Call) -> None:
                 "Tensor.item()", "the host would wait for the value (float(), int(), bool() and formatting do the same)", _KEEP_ON_DEVICE
             )
         refuse(str(call.op), "the host would wait for a result that depends on tensor data", _KEEP_ON_DEVICE)
+    if name in _UNTAGGED_SHAPES:
+        refuse(str(call.op), _UNTAGGED_SHAPES[name], "pad to a fixed length and mask, and leave packing to the caller")
     if name in _MASKED:
         _check_indices(call)
     elif Tag.dynamic_output_shape in tags and not (name in _SIZED and _SIZED[name](call)):
@@ -95,6 +99,7 @@ def check_call(call: Call) -> None:
         refuse(str(call.op), "it gives a tensor another memory, and a graph's addresses are fixed", "allocate the final size first")
     _check_layouts(call.op, call.inputs)
     _check_devices(call)
+    _check_generators(call)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in call.inputs):
         refuse(
             str(call.op),
@@ -143,6 +148,27 @@ def _check_layouts(op: object, tensors: list[Tensor]) -> None:
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
             kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else str(tensor.layout)
             refuse(str(op), f"it works on a {kind} tensor", "use dense strided tensors")
+
+
+def _check_generators(call: Call) -> None:
+    """Only the default generators: CUDA lets no other one into a graph, and whether one was seeded inside would not show."""
+    for leaf in call.leaves:
+        if isinstance(leaf, torch.Generator) and _address(leaf) not in _default_generators():
+            refuse(
+                f"{call.op} with generator=",
+                "it draws from a random generator of its own, whose seeding inside the function a replay would not repeat",
+                "draw from the default generator, or draw before the call and pass the numbers in as a static input",
+            )
+
+
+def _default_generators() -> set[int]:
+    on_devices = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    return {_address(generator) for generator in (torch.default_generator, *on_devices)}
+
+
+def _address(generator: torch.Generator) -> int:
+    """Identity of a generator: a dispatched call carries another Python object of the same one."""
+    return int(generator._cdata)  # type: ignore[attr-defined]  # missing in torch's stub
 
 
 def _check_devices(call: Call) -> None:

@@ -29,7 +29,9 @@ class CpuGraphBackend:
     """Graphs without a GPU (a :class:`~vgraph_lab.graphs.backends.base.GraphBackend`).
 
     A capture runs the function once and records its aten calls; a replay runs the calls again on the same memory,
-    without the function's Python. It is bit-equal to the eager call, and no promise of speed.
+    without the function's Python, and is no promise of speed. The calls run the same kernels as eagerly, so convolutional
+    and transformer layers give the same bits; kernels whose bits depend on how they are called do not (LAPACK's singular
+    values, eigenvalues and condition numbers differ in the last digits).
     """
 
     name: BackendName = "cpu"
@@ -55,7 +57,7 @@ class CpuGraphBackend:
     ) -> tuple[CpuGraph, Any]:
         """Capture ``function`` once into ``pool`` and return the graph and the function's (static) output.
 
-        The function runs during the capture; what that changes in static inputs, buffers and random generators is put
+        The function runs during the capture; what that changes in static inputs, buffers and the random generator is put
         back. Automatic garbage collection pauses meanwhile, so that the pool's layout depends on the function alone.
 
         Raises:
@@ -86,8 +88,8 @@ class CpuGraphBackend:
 
 
 def _capture(function: Callable[[], Any], pool: ArenaPool, origins: Origins) -> tuple[CpuGraph, Any]:
-    effects = SideEffects()
     lease = pool.lease()
+    effects = SideEffects((*origins.static_inputs, *origins.owned))
     tape = Tape(lease, origins, effects)
     try:
         try:

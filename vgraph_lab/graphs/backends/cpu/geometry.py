@@ -28,11 +28,10 @@ def byte_range(tensor: Tensor) -> tuple[int, int]:
     return first, first + _extent(tensor) * tensor.element_size()
 
 
-def alias(tensor: Tensor, storage: UntypedStorage, shift_bytes: int = 0) -> Tensor:
-    """A normal (never an inference) tensor with the geometry of ``tensor``, on ``storage`` and ``shift_bytes`` further on."""
+def alias(tensor: Tensor, storage: UntypedStorage) -> Tensor:
+    """A normal (never an inference) tensor with the geometry of ``tensor``, on ``storage``."""
     with torch.inference_mode(False):
-        offset = tensor.storage_offset() + shift_bytes // tensor.element_size()
-        result = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(storage, offset, tensor.shape, tensor.stride())
+        result = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
         if tensor.is_conj():
             result = result.conj()
         if tensor.is_neg():

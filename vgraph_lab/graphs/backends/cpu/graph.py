@@ -37,7 +37,8 @@ class CpuGraph:
         """Run the recorded work on the recorded memory, whatever modes the caller has active.
 
         Raises:
-            ReplayError: the graph was reset, or the caller is inside a capture, which would not record the replay.
+            ReplayError: the graph was reset, the caller is inside a capture, which would not record the replay, or an
+                operation gave another shape than when it was captured.
             ForkedProcessError: this process is a fork of the one that captured.
         """
         if os.getpid() != self._process:

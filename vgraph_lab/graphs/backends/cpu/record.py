@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
+from vgraph_lab.errors import ReplayError
 from vgraph_lab.graphs.backends.base import NodeKind
 from vgraph_lab.graphs.backends.call import Call
 
@@ -60,19 +61,31 @@ def step(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ca
 
 
 def copying_step(run: Callable[[], Any], targets: list[tuple[int, Tensor]]) -> Callable[[], object]:
-    """Run a functional operation again and copy its results, by position among the flattened ones, to their fixed places."""
+    """Run a functional operation again and copy its results, by position among the flattened ones, to their fixed places.
+
+    The step raises :class:`~vgraph_lab.errors.ReplayError` if a result has another shape than its place.
+    """
     if targets[0][0] == 0 and len(targets) == 1:
         target = targets[0][1]
 
         def copy_one() -> None:
             result = run()
-            target.copy_(result if isinstance(result, Tensor) else tree_leaves(result)[0])
+            _copy(target, result if isinstance(result, Tensor) else tree_leaves(result)[0])
 
         return copy_one
 
     def copy_all() -> None:
         results = tree_leaves(run())
         for position, target in targets:
-            target.copy_(results[position])
+            _copy(target, results[position])
 
     return copy_all
+
+
+def _copy(target: Tensor, result: Tensor) -> None:
+    if result.shape != target.shape:  # copy_ would broadcast in silence
+        raise ReplayError(
+            f"an operation gave {tuple(result.shape)} where it had given {tuple(target.shape)} when it was captured: the shape of its "
+            "output depends on tensor data, which a graph cannot follow; keep the operation out of the captured function"
+        )
+    target.copy_(result)

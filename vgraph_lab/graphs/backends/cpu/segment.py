@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
+from torch import UntypedStorage
 
 from vgraph_lab.errors import CaptureError
 
@@ -59,6 +60,11 @@ class Block:
         """Whether nothing lives here."""
         return self.lease is None
 
+    def alias_storage(self, nbytes: int) -> UntypedStorage:
+        """A storage over the first ``nbytes`` that does not own the block and cannot grow beyond them."""
+        with torch.inference_mode(False):
+            return torch.frombuffer(self.segment.memory[self.offset : self.offset + nbytes], dtype=torch.uint8).untyped_storage()
+
     def split(self, size: int) -> Block:
         """Shrink to ``size`` and return the rest as a block of its own."""
         rest = Block(self.segment, self.offset + size, self.size - size)
@@ -87,17 +93,15 @@ class Segment:
         size: bytes.
         small: whether it serves allocations up to ``SMALL_LIMIT_BYTES``.
         memory: the bytes. Every slice keeps the mapping alive, also after the pool has given the segment back.
-        storage: the same bytes for tensors that do not own a block.
         first: the block at offset 0, head of the chain.
         leases: graphs that were captured into this segment.
     """
 
-    __slots__ = ("first", "leases", "memory", "number", "size", "small", "storage")
+    __slots__ = ("first", "leases", "memory", "number", "size", "small")
 
     def __init__(self, number: int, size: int, small: bool) -> None:
         self.number, self.size, self.small = number, size, small
         self.memory = memoryview(_map(size))
-        self.storage = torch.frombuffer(self.memory, dtype=torch.uint8).untyped_storage()
         self.first = Block(self, 0, size)
         self.leases: weakref.WeakSet[Lease] = weakref.WeakSet()
 

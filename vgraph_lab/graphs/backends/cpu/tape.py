@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tag, Tensor
+from torch import Tag, Tensor, UntypedStorage
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from vgraph_lab.graphs.backends.audit import CheckedMode, Origins
-from vgraph_lab.graphs.backends.call import Call, storage_id
+from vgraph_lab.graphs.backends.call import Call, storage_id, tensors_in
 from vgraph_lab.graphs.backends.rules import refuse
 
 from .arena import Lease
 from .geometry import alias, byte_view, bytes_needed
 from .out_variant import Moved, OutVariants
 from .record import Record, copying_step, node_kind, step
-from .segment import Block
 from .side_effects import SideEffects
 from .version_watch import VersionWatch
 
@@ -51,7 +51,9 @@ class Tape(CheckedMode):
         self._lease = lease
         self._effects = effects
         self._watch = VersionWatch((*origins.static_inputs, *origins.owned))
-        self._blocks: dict[int, Block] = {}  # by storage id, which `origins` keeps unique
+        # Where the aliases of an arena tensor go, by its storage's id, which `origins` keeps unique. Each block has a
+        # storage of its own: kernels take tensors of one storage for overlapping, and a resize must not leave the block.
+        self._places: dict[int, UntypedStorage] = {}
         self._variants = OutVariants()
 
     def run(self, call: Call) -> Any:
@@ -61,9 +63,9 @@ class Tape(CheckedMode):
         for tensor in call.written:
             if self.origins.of(tensor) != "made":
                 self._effects.save_memory(tensor)
-        draw = self._effects.before_draw(call)
+        state = self._effects.before_draw(call)
         result = self.execute(call)
-        generator = draw[0] if draw is not None and self._effects.after_draw(*draw) else None
+        generator = torch.default_generator if state is not None and self._effects.after_draw(state) else None
 
         leaves, spec = tree_flatten(result)
         _check_device(call, leaves)
@@ -72,17 +74,19 @@ class Tape(CheckedMode):
         only_checks = bool(call.inputs) and not call.op._schema.returns  # e.g. torch._assert_async
         if Tag.inplace_view in call.op.tags or not (fresh or call.written or only_checks):
             return result
-        moved = self._move(leaves, fresh)
+        moved = self._move(leaves, fresh, factory=not call.inputs)
         if call.name not in _UNINITIALISED:
             self._record(call, leaves, fresh, moved, generator)
         return tree_unflatten(leaves, spec) if fresh else result
 
     def check_end(self, output: Any, where: str) -> None:
-        """Refuse outputs of unknown origin, and writes of other threads since the last call."""
+        """Refuse outputs of unknown origin, and seedings and writes of other threads since the last call."""
         super().check_end(output, where)
-        self._watch.check_all(where)
+        with _disable_current_modes():  # these looks at the tensors are not the function's
+            self._effects.check_generator(where)
+            self._watch.check_all(tensors_in(output), where)
 
-    def _move(self, leaves: list[Any], fresh: list[int]) -> list[Moved]:
+    def _move(self, leaves: list[Any], fresh: list[int], *, factory: bool) -> list[Moved]:
         """Replace the results at the positions ``fresh`` by tensors of the arena: one block for each new storage."""
         sharing: dict[int, list[int]] = {}
         for i in fresh:
@@ -94,13 +98,13 @@ class Tape(CheckedMode):
                 continue  # no elements, no memory
             block, owner = self._lease.allocate(nbytes)
             storage = owner.untyped_storage()
-            self._blocks[storage_id(owner)] = block
+            self._places[storage_id(owner)] = block.alias_storage(nbytes)
             result = byte_view(leaves[positions[0]].untyped_storage(), nbytes)
             owner.copy_(result)
             moved.append(Moved(result, owner))
             for i in positions:
                 leaves[i] = alias(leaves[i], storage)
-                self._watch.add(leaves[i])
+                self._watch.add(leaves[i], factory=factory)
         return moved
 
     def _record(self, call: Call, leaves: list[Any], fresh: list[int], moved: list[Moved], generator: torch.Generator | None) -> None:
@@ -122,10 +126,8 @@ class Tape(CheckedMode):
         self.records.append(Record(str(call.op), node_kind(call, results), run, tuple(recorded.inputs), writes, generator))
 
     def _alias(self, tensor: Tensor) -> Tensor:
-        block = self._blocks.get(storage_id(tensor))
-        if block is None:  # memory from outside, which the recording keeps alive
-            return alias(tensor, tensor.untyped_storage())
-        return alias(tensor, block.segment.storage, block.offset)
+        place = self._places.get(storage_id(tensor))  # none for memory from outside, which the recording keeps alive
+        return alias(tensor, tensor.untyped_storage() if place is None else place)
 
 
 def _check_device(call: Call, values: Iterable[Any]) -> None:
