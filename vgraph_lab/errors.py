@@ -104,7 +104,7 @@ class CaptureRefusedError(CaptureError):
 
 
 class ReplayError(VGraphLabError, RuntimeError):
-    """A captured graph cannot be replayed (it was reset, or its process is not this one)."""
+    """A captured graph cannot be replayed, or its result is not what was captured (another structure or shape)."""
 
 
 class ForkedProcessError(ReplayError):

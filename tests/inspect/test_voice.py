@@ -183,12 +183,13 @@ def test_the_report_becomes_json_with_nulls() -> None:
 
 
 def test_the_report_prints() -> None:
-    console = Console(file=StringIO(), width=140)
+    console = Console(file=StringIO(), width=80)
     console.print(report())
     text = console.file.getvalue()  # type: ignore[attr-defined]  # it is the StringIO above
     assert "voice of checkpoint" in text
     assert "22.5" in text
-    assert "perplexity by level: 2 4" in text
+    assert "perplexity of the codes by level: 2 4" in text
+    assert "…" not in text, "nothing is cut off at the usual width"
     assert "4.0 times real time (2 threads, cpu" in text
     assert "nan" not in text
     assert "22.5" in report()._repr_html_()

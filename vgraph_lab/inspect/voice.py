@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 from torch import Tensor
@@ -32,6 +33,10 @@ from vgraph_lab.qwen3_tts.encoder import load_encoder
 
 __all__ = ["CodesFrom", "VoiceReport", "measure_voice", "run_voice"]
 
+_CAPTION = (
+    "STOI: intelligibility, 1 is best; mel: distance of log10-mel spectra, 0 is best; dB: change of level; "
+    "WER: word errors of the originals → of the decoded clips"
+)
 CodesFrom = Literal["encoder", "files"]
 Progress = Callable[[int, int, str], None]
 """Called before each clip with (clips done, clips in all, clip id)."""
@@ -243,11 +248,11 @@ class VoiceReport:
     def __rich__(self) -> Group:
         """The summary as a table, with one line on the codebooks and one on speed."""
         summary = self.summary()
-        table = Table(title=f"voice of {self.folder.name}", title_justify="left")
-        headings = {"log_mel_distance": "log-mel distance", "level_change_db": "level [dB]", "lowest_stoi": "lowest STOI", "stoi": "STOI"}
-        headings |= {"wer_original_percent": "WER original [%]", "wer_decoded_percent": "WER decoded [%]"}
+        table = Table(title=f"voice of {self.folder.name}", title_justify="left", caption=_CAPTION, caption_justify="left", box=SIMPLE_HEAD)
+        headings = {"log_mel_distance": "mel", "level_change_db": "dB", "lowest_stoi": "lowest", "stoi": "STOI"}
+        headings |= {"wer_original_percent": "WER %", "wer_decoded_percent": "→ %"}
         digits = {"clips": 0, "level_change_db": 1, "peak": 2, "wer_original_percent": 1, "wer_decoded_percent": 1}
-        table.add_column("group")
+        table.add_column("group", no_wrap=True)
         for column in summary:
             table.add_column(headings.get(str(column), str(column)), justify="right")
         for name, row in summary.iterrows():
@@ -255,7 +260,7 @@ class VoiceReport:
             table.add_row(str(name), *cells, style="bold" if name == "all" else None)
         perplexity = " ".join(f"{value:.0f}" for value in self.codebooks["perplexity"])
         speed = f"decoded at {self.times_real_time:.1f} times real time ({self.threads} threads, {self.device}, whole clips)"
-        return Group(table, f"perplexity by level: {perplexity}", speed)
+        return Group(table, f"perplexity of the codes by level: {perplexity}", speed)
 
     def _repr_html_(self) -> str:
         return str(self.summary().to_html(float_format="{:.3f}".format, na_rep="–"))
