@@ -10,7 +10,7 @@ import torch
 
 from vgraph_lab.bench.record import MeasurementRecord
 from vgraph_lab.bench.stateless import bench_stateless
-from vgraph_lab.bench.timing import time_interleaved
+from vgraph_lab.bench.timing import host_time_in_bursts_us, time_interleaved
 from vgraph_lab.qwen3_tts.decoder import Code2WavDecoder
 
 
@@ -22,6 +22,15 @@ def test_variants_run_in_turn_and_equally_often() -> None:
         assert timing.repeats == 4
         assert 0 <= timing.wall_p10_ms <= timing.wall_ms <= timing.wall_p90_ms
         assert timing.host_ms == timing.wall_ms
+
+
+def test_bursts_are_bounded_by_number_and_by_time() -> None:
+    calls: list[int] = []
+    host_time_in_bursts_us(lambda: calls.append(1), torch.device("cpu"), calls=3, bursts=4, seconds=1e6)
+    assert len(calls) == 3 * 4
+    calls.clear()
+    assert host_time_in_bursts_us(lambda: calls.append(1), torch.device("cpu"), calls=3, bursts=4, seconds=0) > 0
+    assert len(calls) == 3, "one is always run"
 
 
 def test_stateless_record(tiny_decoder: Code2WavDecoder, tmp_path: Path) -> None:

@@ -34,7 +34,12 @@ def test_doctor_fails_for_a_device_that_is_not_there() -> None:
 
 
 def test_a_device_of_no_known_kind_is_bad_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (["doctor", "--device", "gpu"], ["voice", "--device", "gpu"], ["bench", "stateless", "--device", "gpu"]):
+    for command in (
+        ["doctor", "--device", "gpu"],
+        ["doctor", "--device", "cpu:3"],
+        ["voice", "--device", "gpu"],
+        ["bench", "stateless", "--device", "gpu"],
+    ):
         monkeypatch.setattr(sys, "argv", ["vgraph-lab", *command])
         with pytest.raises(SystemExit) as stop:
             main()

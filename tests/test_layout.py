@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -107,3 +109,20 @@ def test_lock_pins_every_dependency() -> None:
     names = {"".join(c if c.isalnum() or c in "-_" else " " for c in w).split()[0].lower().replace("_", "-") for w in wanted}
     assert names <= locked, names - locked
     assert "file:" not in (ROOT / "requirements.lock").read_text()
+
+
+def test_a_source_tree_works_without_being_installed() -> None:
+    """On a borrowed machine the tree is only put on the path: nothing may ask for the distribution's metadata."""
+    code = (
+        "import importlib.metadata as m\n"
+        "real = m.distribution\n"
+        "def distribution(name):\n"
+        "    if name.replace('_', '-') == 'vgraph-lab': raise m.PackageNotFoundError(name)\n"
+        "    return real(name)\n"
+        "m.distribution = distribution\n"
+        "import vgraph_lab.cli, vgraph_lab.doctor, vgraph_lab.tour\n"
+        "print(vgraph_lab.__version__, vgraph_lab.doctor.diagnose('cpu')[1].finding)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == [vgraph_lab.__version__] * 2

@@ -1,7 +1,5 @@
 """vgraph_lab: capture, inspect and hear runner-owned CUDA graphs of TTS vocoders."""
 
-from importlib.metadata import version
-
 from . import bundled, errors
 from .graphs import VocoderCUDAGraphManager, choose_backend, create_backend
 from .qwen3_tts.audio import read_audio
@@ -10,7 +8,7 @@ from .qwen3_tts.codes import read_codes, write_codes
 from .qwen3_tts.encoder import load_encoder
 from .qwen3_tts.stateless import decode_windows, stateless_target
 
-__version__ = version("vgraph-lab")
+__version__ = "0.1.0"
 
 __all__ = [
     "VocoderCUDAGraphManager",

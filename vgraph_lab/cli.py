@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from enum import StrEnum
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from . import bundled
+from . import __version__, bundled
 from .errors import VGraphLabError
 
 __all__ = ["app", "main"]
@@ -44,7 +43,7 @@ class Dtype(StrEnum):
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(version("vgraph-lab"))
+        print(__version__)
         raise typer.Exit
 
 

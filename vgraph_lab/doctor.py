@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
 
-from . import bundled
-from .errors import BackendError, VGraphLabError, install_command
+from . import __version__, bundled
+from .errors import VGraphLabError, install_command
 from .graphs import choose_backend, create_backend
+from .graphs.backends import backend_kind
 
 __all__ = ["Check", "diagnose"]
 
@@ -35,13 +35,12 @@ def diagnose(device: str = "auto") -> list[Check]:
     Args:
         device: as for :func:`~vgraph_lab.graphs.create_backend`.
     """
-    checked = device.partition(":")[0]
-    if checked not in ("auto", "cpu", "cuda"):
-        raise BackendError(f"no graph backend captures on {device!r}. Accepted: 'auto', 'cpu', 'cuda', 'cuda:N'.")
+    if device != "auto":
+        backend_kind(device)  # an unknown kind is bad input; one that is not there is a finding
     choice = choose_backend()
     checks = [
         Check("python", f"{platform.python_version()} on {platform.platform()}"),
-        Check("vgraph-lab", importlib.metadata.version("vgraph-lab")),
+        Check("vgraph-lab", __version__),
         Check("torch", f"{torch.__version__}, {torch.get_num_threads()} CPU threads"),
         Check("backend", f"{choice.name}, because {choice.why}" if device == "auto" else f"{device}, as asked for"),
     ]

@@ -8,16 +8,17 @@ import platform
 from dataclasses import dataclass
 from datetime import datetime
 from errno import EISDIR
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import nbformat
+import torch
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from tqdm import tqdm
 
+from . import __version__
 from .errors import InputError
 from .inspect.summary import SUMMARY_MIME, CaptureSummary
 from .views.report_page import report_page
@@ -167,17 +168,10 @@ def _write(output: Path, name: str, notebook: Any, *, verdict: str, passed: bool
     when = f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"
     origin = (
         f"This is the notebook {name}, executed; `make lab` opens it to be changed and clicked. "
-        f"Executed in {seconds:.0f} s on {when}: {_version('vgraph-lab')}, {_version('torch')}, "
+        f"Executed in {seconds:.0f} s on {when}: vgraph-lab {__version__}, torch {torch.__version__}, "
         f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     )
     page = report_page(notebook, verdict=verdict, passed=passed, figures=figures, origin=origin)
     partial = output.with_name(output.name + ".partial")
     partial.write_text(page, encoding="utf-8")
     partial.replace(output)
-
-
-def _version(distribution: str) -> str:
-    try:
-        return f"{distribution} {version(distribution)}"
-    except PackageNotFoundError:  # a source tree on the path
-        return f"{distribution} (not installed)"

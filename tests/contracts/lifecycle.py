@@ -504,6 +504,28 @@ class LifecycleContract:
         assert torch.equal(target(self.x(backend)), target.routine.eager_call(self.x(backend)))
         assert other.is_bound
 
+    def test_a_reset_that_fails_after_a_failed_bind_is_told(
+        self, make: MakeManager, target: Target[Any], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        manager = make(target)
+
+        def refuse(_: Any) -> None:
+            for entry in manager.entries():
+                reset = entry.graph.reset
+
+                def broken(reset: Callable[[], None] = reset) -> None:
+                    reset()
+                    raise RuntimeError("reset broke")
+
+                entry.graph.reset = broken  # type: ignore[method-assign]
+            raise RuntimeError("cannot bind")
+
+        target.bind = refuse  # type: ignore[method-assign]
+        report = manager.capture()
+        assert "cannot bind" in report.eager_targets["toy.main"]
+        assert caplog.text.count("a graph could not be reset: reset broke") == 2
+        assert (manager.entries(), target.is_bound) == ([], False)
+
     def test_strict_bind_failure_rolls_everything_back(self, backend: GraphBackend, make: MakeManager, target: Target[Any]) -> None:
         first = toy_target(backend.device, SMALL, target_id="toy.first")
 

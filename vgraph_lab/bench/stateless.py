@@ -17,7 +17,7 @@ is compared with capturing them by hand in one pool.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from time import perf_counter
 from typing import Any
@@ -29,7 +29,7 @@ from vgraph_lab.qwen3_tts.decoder import Code2WavDecoder
 from vgraph_lab.qwen3_tts.stateless import stateless_target
 
 from .record import MeasurementRecord, describe_machine
-from .timing import Timing, host_time_in_bursts_us, time_interleaved
+from .timing import host_time_in_bursts_us, time_interleaved
 
 __all__ = ["bench_stateless"]
 
@@ -106,7 +106,7 @@ def _measure(
         bursts: dict[str, float] = {}
         if decoder.device.type == "cuda":  # on the CPU a call returns when its work is done, so there is no host time of its own
             for name in ("copy_replay", "handle"):
-                bursts[name] = host_time_in_bursts_us(variants[name], decoder.device, bursts=_bursts(timings))
+                bursts[name] = host_time_in_bursts_us(variants[name], decoder.device)
     row: dict[str, Any] = {"batch_size": descriptor.batch_size, "frames": descriptor.frames}
     for name, timing in timings.items():
         row |= {f"{name}_{key}": value for key, value in asdict(timing).items() if key != "repeats"}
@@ -121,11 +121,6 @@ def _measure(
     row["capture_s"] = entry.cost.capture_s
     row["warmup_s"] = entry.cost.warmup_s
     return row
-
-
-def _bursts(timings: Mapping[str, Timing]) -> int:
-    """As many bursts as fit into about a second of device time, but at least one."""
-    return max(1, min(25, int(1000 / (16 * max(timings["handle"].wall_ms, 1e-3)))))
 
 
 def _codes(decoder: Code2WavDecoder, descriptor: Descriptor) -> torch.Tensor:

@@ -66,17 +66,21 @@ def time_interleaved(
     return {name: _summary(walls[name], hosts[name]) for name in variants}
 
 
-def host_time_in_bursts_us(run: Callable[[], Any], device: torch.device, *, calls: int = 16, bursts: int = 25) -> float:
+def host_time_in_bursts_us(
+    run: Callable[[], Any], device: torch.device, *, calls: int = 16, bursts: int = 25, seconds: float = 1.0
+) -> float:
     """Median host time per call, in µs, when calls follow each other and the device need not be waited for.
 
     Args:
         run: what to call; each call only queues work on a GPU.
         device: where the work runs; waited for before each burst.
         calls: calls per burst, few enough for the launch queue.
-        bursts: how many bursts.
+        bursts: how many bursts, at most.
+        seconds: once they have run this long together, no further one is begun (but one is always run).
     """
     per_call: list[float] = []
-    for _ in range(bursts):
+    begin = perf_counter_ns()
+    while not per_call or (len(per_call) < bursts and perf_counter_ns() - begin < seconds * 1e9):
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         start = perf_counter_ns()

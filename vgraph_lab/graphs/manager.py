@@ -189,7 +189,8 @@ class VocoderCUDAGraphManager:
             if self.settings.strict:
                 raise
             self._restore_eager(target)
-            self._store.release(target.target_id)
+            for second in self._store.release(target.target_id):
+                logger.warning("%s: a graph could not be reset: %s", target.target_id, second)
             self._eager_targets[target.target_id] = f"it could not be bound: {self._store.describe(error)}"
             logger.warning("%s stays eager: %s", target.target_id, error)
 

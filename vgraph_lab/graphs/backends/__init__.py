@@ -13,7 +13,7 @@ from .cpu import CpuGraphBackend
 from .cpu.session import is_capturing as _is_capturing_on_cpu
 from .cuda import CudaGraphBackend
 
-__all__ = ["BackendChoice", "checked_device", "choose_backend", "create_backend", "is_capturing"]
+__all__ = ["BackendChoice", "backend_kind", "checked_device", "choose_backend", "create_backend", "is_capturing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,20 @@ def choose_backend() -> BackendChoice:
     if torch.version.cuda is None:
         return BackendChoice("cpu", f"torch {torch.__version__} is built without CUDA")
     return BackendChoice("cpu", f"torch {torch.__version__} is built for CUDA {torch.version.cuda}, but finds no CUDA device or driver")
+
+
+def backend_kind(device: str | torch.device) -> BackendName:
+    """Which backend captures on a device, there or not.
+
+    Raises:
+        BackendError: none does.
+    """
+    name = str(device)
+    if name.partition(":")[0] == "cuda":
+        return "cuda"
+    if name == "cpu":
+        return "cpu"
+    raise BackendError(f"no graph backend captures on {name!r}. Accepted: 'auto', 'cpu', 'cuda', 'cuda:N'.")
 
 
 def checked_device(device: str | torch.device) -> torch.device:
@@ -56,11 +70,7 @@ def create_backend(device: str | torch.device = "auto") -> GraphBackend:
         BackendError: the device is not there, or no backend captures on it.
     """
     name = choose_backend().name if device == "auto" else str(device)
-    if name.partition(":")[0] == "cuda":
-        return CudaGraphBackend(name)
-    if name == "cpu":
-        return CpuGraphBackend()
-    raise BackendError(f"no graph backend captures on {device!r}. Accepted: 'auto', 'cpu', 'cuda', 'cuda:N'.")
+    return CudaGraphBackend(name) if backend_kind(name) == "cuda" else CpuGraphBackend()
 
 
 def is_capturing() -> bool:

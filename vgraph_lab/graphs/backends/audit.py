@@ -65,7 +65,7 @@ class Origins:
         self._origins: dict[int, Origin] = {storage_id(tensor): "owned" for tensor in self.owned}
         self._origins |= {storage_id(tensor): "static" for tensor in self.static_inputs}
         self._made: dict[int, StorageWeakRef] = {}
-        self._seats = [Seat.of(tensor) for tensor in (*self.static_inputs, *self.owned)]
+        self.seats = [Seat.of(tensor) for tensor in (*self.static_inputs, *self.owned)]
 
     def of(self, tensor: Tensor) -> Origin | None:
         """Origin of the memory behind ``tensor``; ``None`` if it is unknown."""
@@ -104,7 +104,7 @@ class Origins:
 
     def check_seats(self, where: str) -> None:
         """Refuse the function if it has moved a tensor from outside, which a replay would not do."""
-        for seat in self._seats:
+        for seat in self.seats:
             if seat.left():
                 refuse(
                     "Tensor.data = ...",

@@ -89,7 +89,7 @@ class CpuGraphBackend:
 
 def _capture(function: Callable[[], Any], pool: ArenaPool, origins: Origins) -> tuple[CpuGraph, Any]:
     lease = pool.lease()
-    effects = SideEffects((*origins.static_inputs, *origins.owned))
+    effects = SideEffects(origins.seats)
     tape = Tape(lease, origins, effects)
     try:
         try:

@@ -23,11 +23,11 @@ class SideEffects:
     whichever way and to whichever value, while the draws of other threads do not matter.
 
     Args:
-        outside: static inputs and owned tensors.
+        seats: of static inputs and owned tensors, as the capture found them.
     """
 
-    def __init__(self, outside: Iterable[Tensor]) -> None:
-        self._seats = [Seat.of(tensor) for tensor in outside]
+    def __init__(self, seats: Iterable[Seat]) -> None:
+        self._seats = tuple(seats)
         self._memory: dict[int, tuple[UntypedStorage, UntypedStorage]] = {}
         self._state = torch.get_rng_state()
         self._seed = secrets.randbits(63)
