@@ -19,6 +19,7 @@ PACKAGE = ROOT / "vgraph_lab"
 ORDER = [
     "errors",
     "bundled",
+    "requests",
     "config",
     "graphs",
     "qwen3_tts",

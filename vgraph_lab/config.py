@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
@@ -42,6 +42,8 @@ class VocoderGraphSettings(_Settings):
         strict: any failure to capture or bind is an error that rolls everything back.
         debug: check the values of device tensors too, audit every shape before its capture rather than the first of each
             Target, and detect the use of borrowed outputs after their time.
+        eviction: what happens when the cap on lazily captured graphs or the memory limit is reached. ``none``: calls that
+            need another graph run eager. ``generation``: all graphs are retired together and captured anew as needed.
         log_stats: log the final statistics when the Manager is cleared.
         targets: overrides by Target id.
     """
@@ -51,6 +53,7 @@ class VocoderGraphSettings(_Settings):
     num_warmups: PositiveInt = 2
     strict: bool = False
     debug: bool = False
+    eviction: Literal["none", "generation"] = "none"
     log_stats: bool = False
     targets: dict[str, TargetSettings] = Field(default_factory=dict)
 

@@ -14,6 +14,7 @@ device memory alive with it.
     ├── ReplayError            a captured graph cannot be replayed
     │   └── ForkedProcessError     the replaying process is a fork of the capturing one
     ├── BorrowedOutputError    a borrowed output was used after the call that invalidated it
+    ├── RequestError           one request of a batch cannot be served; the others are
     ├── LifecycleError         a step was asked for in a state that does not allow it
     ├── OutOfBudgetError       a graph does not fit into ``max_memory_bytes`` (strict mode)
     └── MissingExtraError      an optional dependency is not installed
@@ -40,6 +41,8 @@ __all__ = [
     "MissingExtraError",
     "OutOfBudgetError",
     "ReplayError",
+    "RequestError",
+    "RequestErrorKind",
     "VGraphLabError",
     "did_you_mean",
     "install_command",
@@ -113,6 +116,31 @@ class ForkedProcessError(ReplayError):
 
 class BorrowedOutputError(VGraphLabError, RuntimeError):
     """A borrowed output (``clone_output=False``) was used after a later call had overwritten it."""
+
+
+class RequestErrorKind(StrEnum):
+    """Why one request of a batch was not served."""
+
+    INVALID_INPUT = "invalid_input"  # its chunk is not acceptable; the request has failed
+    DUPLICATE = "duplicate"  # two chunks of one request came in one batch; the request has failed
+    NO_FREE_SLOT = "no_free_slot"  # max_num_seqs requests are live already; the request has failed
+    UNKNOWN = "unknown"  # the request never began
+    FINISHED = "finished"  # a chunk came after the last one
+    ABORTED = "aborted"  # a chunk came after the request was aborted
+    FAILED_BEFORE = "failed_before"  # an earlier chunk failed; the message repeats why
+
+
+class RequestError(VGraphLabError, ValueError):
+    """One request of a batch cannot be served. It stands in the result in place of samples and is not raised.
+
+    Attributes:
+        request_id: the request.
+        kind: why, as a closed set.
+    """
+
+    def __init__(self, request_id: str, kind: RequestErrorKind, message: str) -> None:
+        self.request_id, self.kind = request_id, kind
+        super().__init__(f"request {request_id!r}: {message}")
 
 
 class LifecycleError(VGraphLabError, RuntimeError):
