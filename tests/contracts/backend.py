@@ -136,6 +136,51 @@ class BackendContract:
                 del output  # and once with the output still alive
             graph.reset()
 
+    def test_a_renewed_pool_leaves_kept_outputs_alone(self, backend: GraphBackend) -> None:
+        """What outlives its graph keeps its memory; the next generation starts in fresh memory."""
+        x, pool = torch.ones(1 << 21, device=backend.device), backend.create_pool()
+        graph, kept = prepare(backend, lambda t: t + 1, x, pool)
+        graph.replay()
+        graph.reset()
+        backend.release_cached_memory()
+        old = pool.reserved_bytes
+        pool.renew()
+        graph, output = prepare(backend, lambda t: (t * 3 + 2) * 2, x, pool)
+        graph.replay()
+        assert (kept == 2).all()
+        assert (output == 10).all()
+        both = pool.reserved_bytes
+        del kept
+        backend.release_cached_memory()
+        assert 0 < old == both - pool.reserved_bytes
+        pool.renew()  # with a graph in it: that graph goes on
+        again, other = prepare(backend, lambda t: t - 1, x, pool)
+        graph.replay()
+        assert (output == 10).all()
+        again.replay()
+        assert (other == 0).all()
+        for captured in (graph, again):
+            captured.reset()
+        del output, other
+        backend.release_cached_memory()
+        assert pool.reserved_bytes == 0
+
+    @pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
+    def test_matrix_products_leave_nothing_in_the_pool(self, backend: GraphBackend, warm: bool) -> None:
+        """Scratch memory that a library keeps between calls must not be a graph's, nor the other way round."""
+        weight, x = torch.randn(4096, 64, device=backend.device), torch.randn(8, 4096, device=backend.device)
+        expected, pool = x @ weight, backend.create_pool()
+        if warm:
+            backend.warm_up(lambda: x @ weight, static_inputs=[x], owned=[weight], audit=True)
+        graph, output = backend.capture(lambda: x @ weight, pool, static_inputs=[x], owned=[weight])
+        assert pool.live_bytes == 8 * 64 * 4
+        graph.replay()
+        assert torch.equal(output, expected)
+        del output
+        graph.reset()
+        backend.release_cached_memory()
+        assert pool.reserved_bytes == 0
+
     @pytest.mark.parametrize(
         ("function", "operation"),
         [

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vgraph_lab.config import VocoderGraphSettings
 from vgraph_lab.errors import (
     BorrowedOutputError,
     ConfigError,
@@ -27,41 +26,17 @@ from vgraph_lab.errors import (
     VGraphLabError,
 )
 from vgraph_lab.graphs import CaptureProgress, Descriptor, GraphEntry, ManagerState, Target, VocoderCUDAGraphManager
+from vgraph_lab.graphs import manager as manager_module
 from vgraph_lab.graphs.backends.base import GraphBackend
 
+from .suite import LARGE, SMALL, MakeManager, ManagerSuite
 from .toy import WIDTH, toy_target
 
-SMALL, LARGE = Descriptor(1, 4), Descriptor(2, 8)
 R = FallbackReason
-MakeManager = Callable[..., VocoderCUDAGraphManager]
 
 
-def settings(**fields: Any) -> VocoderGraphSettings:
-    return VocoderGraphSettings.from_dict(fields)
-
-
-class LifecycleContract:
+class LifecycleContract(ManagerSuite):
     """Subclassed once per backend, which provides the ``backend`` fixture."""
-
-    @pytest.fixture
-    def make(self, backend: GraphBackend) -> Any:
-        """Make Managers that are cleared at the end of the test."""
-        made: list[VocoderCUDAGraphManager] = []
-
-        def make(*targets: Target[Any], **fields: Any) -> VocoderCUDAGraphManager:
-            made.append(VocoderCUDAGraphManager(backend, targets, settings(**fields)))
-            return made[-1]
-
-        yield make
-        for manager in made:
-            manager.clear()
-
-    @pytest.fixture
-    def target(self, backend: GraphBackend) -> Target[Any]:
-        return toy_target(backend.device, SMALL, LARGE, is_capturing=backend.is_capturing)
-
-    def x(self, backend: GraphBackend, batch: int = 1, frames: int = 4, seed: int = 0) -> Tensor:
-        return torch.randn(batch, frames, WIDTH, generator=torch.Generator().manual_seed(seed)).to(backend.device)
 
     # ------------------------------------------------------------------------------------------------ order
 
@@ -423,6 +398,21 @@ class LifecycleContract:
         assert (target.is_bound, other.is_bound, manager.entries(), manager.pool.reserved_bytes) == (False, False, [], 0)
         manager.clear()
 
+    @pytest.mark.parametrize("step", ["synchronize", "release_cached_memory"])
+    def test_a_failing_device_strands_nobody(
+        self, backend: GraphBackend, make: MakeManager, target: Target[Any], monkeypatch: pytest.MonkeyPatch, step: str
+    ) -> None:
+        manager = make(target)
+        manager.capture()
+
+        def broken() -> None:
+            raise RuntimeError("device is gone")
+
+        monkeypatch.setattr(backend, step, broken)
+        with pytest.raises(LifecycleError, match="device is gone"):
+            manager.clear()
+        assert (target.is_bound, manager.entries()) == (False, [])
+
     @pytest.mark.parametrize("step", ["copy_runtime_inputs", "output_after_replay"])
     def test_a_target_called_during_a_replay_runs_eager(
         self, backend: GraphBackend, make: MakeManager, target: Target[Any], step: str
@@ -442,6 +432,78 @@ class LifecycleContract:
         assert torch.equal(target(x), target.routine.eager_call(x))
         assert (manager.stats().hits(), manager.stats().reasons()) == (1, {R.NOT_READY: 1})
         assert torch.equal(target(x), target.routine.eager_call(x))
+
+    def test_a_target_called_during_a_replay_captures_nothing(self, backend: GraphBackend, make: MakeManager, target: Target[Any]) -> None:
+        """A lazy capture would use the memory that is being replayed."""
+        manager = make(target, **self.lazy(max_extra_graphs=4))
+        manager.capture()
+        original, uncovered = target.routine.copy_runtime_inputs, self.x(backend, 1, 9)
+
+        def calls_itself(*args: Any, **kwargs: Any) -> Any:
+            target.routine.copy_runtime_inputs = original
+            target(uncovered)
+            return original(*args, **kwargs)
+
+        target.routine.copy_runtime_inputs = calls_itself
+        x = self.x(backend)
+        assert torch.equal(target(x), target.routine.eager_call(x))
+        assert (manager.stats().hits(), manager.stats().reasons(), len(manager.entries())) == (1, {R.NOT_READY: 1}, 2)
+        target(uncovered)
+        assert len(manager.entries()) == 3
+
+    def test_clear_by_a_routine_during_a_replay_is_refused(self, backend: GraphBackend, make: MakeManager, target: Target[Any]) -> None:
+        manager = make(target)
+        manager.capture()
+        target.routine.copy_runtime_inputs = lambda *_: manager.clear()
+        with pytest.raises(LifecycleError, match="Call it when the call is over"):
+            target(self.x(backend))
+        del target.routine.copy_runtime_inputs
+        assert torch.equal(target(self.x(backend)), target.routine.eager_call(self.x(backend)))
+
+    STEPS = ("allocate", "prepare", "forward", "capture", "assemble", "bind", "copy", "replay", "materialise")
+
+    @pytest.mark.parametrize("step", STEPS)
+    def test_a_failure_stays_with_its_target(
+        self, backend: GraphBackend, make: MakeManager, monkeypatch: pytest.MonkeyPatch, step: str
+    ) -> None:
+        """At start-up the Target stays eager and says why; at runtime the call fails. Another Target's calls never notice."""
+        target = toy_target(backend.device, SMALL, is_capturing=backend.is_capturing)
+        before, after = (toy_target(backend.device, SMALL, target_id=f"toy.{name}") for name in ("before", "after"))
+        manager = make(before, target, after)
+        _inject(step, target, manager, monkeypatch)
+        manager.capture()
+        _inject_into_graph(step, target, manager)
+        x = self.x(backend)
+        if step in ("copy", "replay", "materialise"):
+            with pytest.raises(RuntimeError, match="injected"):
+                target(x)
+            assert "eager" not in target.routine.events, "never retried in eager"
+            expected: tuple[int, int, int] = (0, 0, 1)
+        else:
+            assert torch.equal(target(x), target.routine.eager_call(x))
+            expected = (0, 0, 0) if step in ("assemble", "bind") else (0, 1, 0)  # without a delegate nothing counts
+            assert not target.is_bound
+        stats = manager.stats()
+        assert (stats.hits("toy.main"), stats.fallbacks("toy.main"), stats.replay_errors("toy.main")) == expected
+        for other in (before, after):
+            assert torch.equal(other(x), other.routine.eager_call(x))
+            assert manager.stats().hits(other.target_id) == 1
+
+    @pytest.mark.parametrize("step", STEPS[:6])
+    def test_a_strict_failure_at_start_up_strands_nobody(
+        self, backend: GraphBackend, make: MakeManager, monkeypatch: pytest.MonkeyPatch, step: str
+    ) -> None:
+        targets = [toy_target(backend.device, SMALL, target_id=f"toy.{n}", is_capturing=backend.is_capturing) for n in ("first", "main")]
+        manager = make(*targets, strict=True)
+        _inject(step, targets[1], manager, monkeypatch)
+        with pytest.raises(RuntimeError, match="injected"):
+            manager.capture()
+        assert (manager.state, manager.entries(), manager.pool.reserved_bytes) == (ManagerState.CLEARED, [], 0)
+        monkeypatch.undo()
+        for target in targets:
+            target.routine.fail = {}
+            assert not target.is_bound
+            assert torch.equal(target(self.x(backend)), target.routine.eager_call(self.x(backend)))
 
     @pytest.mark.parametrize("step", ["allocate", "prepare", "forward", "capture"])
     def test_capture_failure_stays_with_its_descriptor(
@@ -765,7 +827,7 @@ class LifecycleContract:
         manager.capture()
         target(self.x(backend))
         manager.clear()
-        assert "1 calls: 1 hits (100.0%)" in caplog.text
+        assert "1 call: 1 hit (100.0%), 0 fallbacks" in caplog.text
 
     # ------------------------------------------------------------------------------------------------ threads
 
@@ -885,6 +947,38 @@ class LifecycleContract:
 
     def test_every_error_is_ours_or_the_callers(self) -> None:
         assert issubclass(LifecycleError, VGraphLabError)
+
+
+def _inject(step: str, target: Target[Any], manager: VocoderCUDAGraphManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make one step of the lifecycle fail for one Target."""
+    error = RuntimeError("injected")
+    if step == "assemble":
+        assembled = manager_module.GraphRuntime
+
+        def assemble(store: Any, assembled_for: Target[Any], *args: Any, **kwargs: Any) -> Any:
+            if assembled_for is target:
+                raise error
+            return assembled(store, assembled_for, *args, **kwargs)
+
+        monkeypatch.setattr(manager_module, "GraphRuntime", assemble)
+    elif step == "bind":
+
+        def refuse(_: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(target, "bind", refuse)
+    else:
+        target.routine.fail = {step: error}
+
+
+def _inject_into_graph(step: str, target: Target[Any], manager: VocoderCUDAGraphManager) -> None:
+    if step == "replay":
+        (entry,) = (entry for entry in manager.entries() if entry.target_id == target.target_id)
+
+        def broken() -> None:
+            raise RuntimeError("injected")
+
+        entry.graph.replay = broken  # type: ignore[method-assign]
 
 
 def _call_in_child(target: Target[Any], x: Tensor, answers: Any) -> None:

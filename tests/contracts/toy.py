@@ -17,11 +17,11 @@ WIDTH = 8
 class ToyModel(nn.Module):
     """x [B, T, WIDTH] → two matrix products with an addition between; large enough for a GEMM workspace."""
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
+    def __init__(self, device: torch.device | str = "cpu", hidden: int = 64) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(7)
-        self.first = nn.Parameter(torch.randn(WIDTH, 64, generator=generator).to(device))
-        self.second = nn.Parameter(torch.randn(64, WIDTH, generator=generator).to(device))
+        self.first = nn.Parameter(torch.randn(WIDTH, hidden, generator=generator).to(device))
+        self.second = nn.Parameter(torch.randn(hidden, WIDTH, generator=generator).to(device))
 
     def forward(self, x: Tensor) -> Tensor:
         return (x @ self.first).tanh() @ self.second
@@ -113,7 +113,8 @@ def toy_target(
     events: list[str] | None = None,
     is_capturing: Callable[[], bool] = lambda: False,
     clone_output: bool = True,
+    hidden: int = 64,
 ) -> Target[Any]:
     """A Target over a fresh ToyModel; ``target.routine`` is its ToyRoutine."""
-    routine = ToyRoutine(ToyModel(device), descriptors, events, is_capturing=is_capturing)
+    routine = ToyRoutine(ToyModel(device, hidden), descriptors, events, is_capturing=is_capturing)
     return Target(target_id, routine, descriptors, clone_output=clone_output)

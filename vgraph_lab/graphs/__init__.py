@@ -3,8 +3,11 @@
 from .backends import choose_backend, create_backend
 from .descriptor import Descriptor
 from .entry import CaptureCost, GraphEntry, Rejection
+from .generation import Retirement
 from .manager import ManagerState, VocoderCUDAGraphManager
-from .report import CaptureOutcome, CaptureProgress, CaptureReport
+from .profile import MemoryProfile, ProfileLine
+from .progress import CaptureProgress
+from .report import CaptureOutcome, CaptureReport
 from .routine import Buffers, Resolution, Routine
 from .stats import CallKind, Recorder, StatsSink, StatsSnapshot
 from .target import Target, VocoderGraphHandle
@@ -19,9 +22,12 @@ __all__ = [
     "Descriptor",
     "GraphEntry",
     "ManagerState",
+    "MemoryProfile",
+    "ProfileLine",
     "Recorder",
     "Rejection",
     "Resolution",
+    "Retirement",
     "Routine",
     "StatsSink",
     "StatsSnapshot",

@@ -27,8 +27,8 @@ class BorrowLedger:
     def __init__(self) -> None:
         self.call = 0
 
-    def begin_call(self) -> None:
-        """Invalidate everything lent so far."""
+    def recall(self) -> None:
+        """Take back everything lent so far: its memory is used again, or gone."""
         self.call += 1
 
     def lend(self, output: Any, lender: str) -> Any:

@@ -24,7 +24,7 @@ class CaptureCost:
     """What one capture took. Graphs of one pool share memory, so pool figures are marginal in capture order.
 
     Attributes:
-        order: position among all captures of the Manager, from 0.
+        order: position among the captures of one generation, from 0.
         static_buffer_bytes: the static input buffers, outside the pool.
         output_bytes: the captured output, inside the pool.
         pool_reserved_before_bytes: reserved by the pool before this capture.

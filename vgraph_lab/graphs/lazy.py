@@ -10,6 +10,7 @@ from vgraph_lab.errors import FallbackReason
 
 from .descriptor import Descriptor
 from .entry import GraphEntry, Rejection
+from .generation import Generations
 from .store import GraphStore
 from .target import Target
 
@@ -58,12 +59,20 @@ class LazyCapture:
         target: whose Routine makes Descriptors.
         max_extra_graphs: cap on lazily captured graphs of this Target; None means no cap.
         turn: a call that finds it taken by another thread runs eager (``not_ready``).
+        generations: makes room where the cap or the memory limit is reached; None: such a Descriptor is rejected.
     """
 
-    def __init__(self, store: GraphStore, target: Target[Any], max_extra_graphs: int | None, turn: CaptureTurn) -> None:
-        self._store, self._target, self._cap, self._turn = store, target, max_extra_graphs, turn
+    def __init__(
+        self,
+        store: GraphStore,
+        target: Target[Any],
+        max_extra_graphs: int | None,
+        turn: CaptureTurn,
+        generations: Generations | None = None,
+    ) -> None:
+        self._store, self._target, self._cap, self._turn, self._generations = store, target, max_extra_graphs, turn, generations
         self._entries, self._rejections = store.entries[target.target_id], store.rejections[target.target_id]
-        self._declines = store.declines[target.target_id]
+        self._declines, self._postponed = store.declines[target.target_id], store.postponed[target.target_id]
         self._descriptor_of: dict[Descriptor, Descriptor] = {}  # runtime key → the Descriptor that its Routine made
 
     def __call__(self, key: Descriptor) -> GraphEntry | FallbackReason:
@@ -73,6 +82,9 @@ class LazyCapture:
         if self._turn.is_mine or not self._turn.take(wait=False):
             return FallbackReason.NOT_READY
         try:
+            with self._store.pool.exclusive():
+                if self._store.is_replaying:  # by this thread: a Routine calls a Target, whose capture would use the same memory
+                    return FallbackReason.NOT_READY
             return self._look_up(key) or self._capture(key)
         finally:
             self._turn.give_back()
@@ -87,6 +99,9 @@ class LazyCapture:
             return None
         if descriptor in self._rejections:
             return self._rejections[descriptor].reason
+        postponed = self._postponed.get(descriptor)
+        if postponed is not None and self._generations is not None and not self._generations.is_due:
+            return postponed.reason  # without the turn: such calls may come often
         return self._entries.get(descriptor)
 
     def _capture(self, key: Descriptor) -> GraphEntry | FallbackReason:
@@ -101,7 +116,25 @@ class LazyCapture:
         known = self._look_up(key)
         if known is not None:
             return known
-        if self._cap is not None and sum(entry.lazy for entry in self._entries.values()) >= self._cap:
-            return self._store.reject(self._target, descriptor, FallbackReason.CAPACITY, f"max_extra_graphs is {self._cap}").reason
-        result = self._store.attempt(self._target, descriptor, lazy=True)
+        result: GraphEntry | Rejection
+        if descriptor in self._postponed:
+            result = self._postponed[descriptor]
+        elif self._cap is not None and sum(entry.lazy for entry in self._entries.values()) >= self._cap:
+            result = Rejection(FallbackReason.CAPACITY, f"max_extra_graphs is {self._cap}")
+        else:
+            result = self._store.try_capture(self._target, descriptor, lazy=True)
+        if isinstance(result, Rejection):
+            result = self._make_room(descriptor, result)
         return result.reason if isinstance(result, Rejection) else result
+
+    def _make_room(self, descriptor: Descriptor, limit: Rejection) -> GraphEntry | Rejection:
+        """Answer a Descriptor that was not captured: in a new generation, if that can help and the present one has paid off."""
+        generations = self._generations
+        is_limit = limit.reason in (FallbackReason.CAPACITY, FallbackReason.OVER_BUDGET)
+        if not is_limit or generations is None or not generations.can_make_room:
+            return self._store.reject(self._target, descriptor, limit.reason, limit.detail)
+        if not generations.is_due:
+            self._postponed[descriptor] = limit
+            return limit
+        generations.retire(f"{self._target.target_id} {descriptor} ({limit.reason}: {limit.detail})")
+        return self._store.attempt(self._target, descriptor, lazy=True)

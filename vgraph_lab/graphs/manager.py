@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import Enum
 from time import perf_counter
 from types import TracebackType
@@ -16,8 +17,11 @@ from .backends.base import GraphBackend, GraphPool
 from .borrow import BorrowLedger
 from .descriptor import Descriptor
 from .entry import GraphEntry, Rejection
+from .generation import Generations, Retirement
 from .lazy import CaptureTurn, LazyCapture
-from .report import CaptureOutcome, CaptureProgress, CaptureReport
+from .profile import MemoryProfile, measure
+from .progress import CaptureProgress
+from .report import CaptureOutcome, CaptureReport
 from .runtime import GraphRuntime
 from .stats import StatsSink, StatsSnapshot
 from .store import GraphStore
@@ -82,6 +86,8 @@ class VocoderCUDAGraphManager:
         self._sink = StatsSink()
         self._borrows = BorrowLedger() if self.settings.debug else None
         self._turn = CaptureTurn()
+        self._generations = Generations(self._store, self.targets, self._borrows)
+        self._profile: MemoryProfile | None = None
 
     # ------------------------------------------------------------------------------------------------ reading
 
@@ -100,8 +106,17 @@ class VocoderCUDAGraphManager:
         """What counts against ``max_memory_bytes`` now: static buffers of all entries plus the pool."""
         return self._store.charged_bytes
 
+    @property
+    def generation(self) -> int:
+        """Which set of graphs serves now, from 1; a new one begins each time that all are retired (``eviction: generation``)."""
+        return len(self._generations.retirements) + 1
+
+    def retirements(self) -> tuple[Retirement, ...]:
+        """One record per retired generation, oldest first."""
+        return tuple(self._generations.retirements)
+
     def entries(self) -> list[GraphEntry]:
-        """All graphs, in capture order."""
+        """All graphs of the present generation, in capture order."""
         return self._store.in_capture_order()
 
     def rejections(self) -> dict[tuple[str, Descriptor], Rejection]:
@@ -114,9 +129,35 @@ class VocoderCUDAGraphManager:
 
     def stats(self) -> StatsSnapshot:
         """A consistent copy of all counters. May be called at any time, from any thread, after ``clear`` too."""
-        return self._sink.snapshot()
+        retired = self.retirements()
+        return replace(self._sink.snapshot(), retirements=len(retired), retirement_s=sum(r.seconds for r in retired))
 
     # ------------------------------------------------------------------------------------------------ capture
+
+    def profile_memory(self, progress: ProgressCallback | None = None) -> MemoryProfile:
+        """Find out what :meth:`capture` will take, by capturing all of it into a throwaway pool and releasing it again.
+
+        Nothing is extrapolated: graphs of one pool share memory, so a few of them do not tell what all will take. What the
+        pool reserves does not depend on what else is on the device. ``max_memory_bytes`` limits nothing here; the profile
+        tells whether it will do. Afterwards the Manager is as new, and ``capture`` sets the profile beside what it measures.
+
+        Args:
+            progress: called before each Descriptor and once at the end.
+
+        Raises:
+            LifecycleError: the Manager is not new any more.
+            VGraphLabError: in strict mode, the first failure; everything is released.
+        """
+        if self.state is not ManagerState.NEW:
+            raise LifecycleError(f"profile_memory() needs a new Manager, this one is {self.state.value}. Profile before capture().")
+        self.state = ManagerState.CAPTURING
+        try:
+            with self._turn:
+                plan = [(target, descriptor) for target, descriptor in self.capture_plan() if self._is_enabled(target)]
+                self._profile = measure(self.backend, self.settings, plan, progress)
+        finally:
+            self.state = ManagerState.NEW
+        return self._profile
 
     def capture(self, progress: ProgressCallback | None = None) -> CaptureReport:
         """Capture every Descriptor of every enabled Target, largest first, then bind Handles.
@@ -155,10 +196,15 @@ class VocoderCUDAGraphManager:
             static_buffer_bytes=self._store.static_buffer_bytes,
             pool_reserved_bytes=self.pool.reserved_bytes,
             free_bytes=self.backend.memory().free_bytes,
+            profile=self._profile,
         )
 
     def capture_plan(self) -> list[tuple[Target[Any], Descriptor]]:
-        """What start-up capture tries, in order: Target by Target, largest first."""
+        """What start-up capture tries, in order: Target by Target, largest first within each.
+
+        Not largest first over all of them: :attr:`Descriptor.work` counts in its Routine's own unit, so it compares shapes
+        of one Target only.
+        """
         return [(t, d) for t in self.targets.values() for d in sorted(t.descriptors, key=lambda d: (d.work, str(d)), reverse=True)]
 
     def _capture_all(self, progress: ProgressCallback | None) -> list[CaptureOutcome]:
@@ -168,7 +214,7 @@ class VocoderCUDAGraphManager:
             if progress:
                 progress(CaptureProgress(done, len(plan), target.target_id, descriptor))
             if self._is_enabled(target):
-                result = self._store.attempt(target, descriptor, lazy=False)
+                result = self._store.attempt(target, descriptor, lazy=False, strict=self.settings.strict)
             else:
                 result = self._store.reject(target, descriptor, FallbackReason.DISABLED, "switched off in the settings")
             cost, rejection = (None, result) if isinstance(result, Rejection) else (result.cost, None)
@@ -200,12 +246,13 @@ class VocoderCUDAGraphManager:
         lazy = enabled and settings.enable_lazy_capture and settings.max_extra_graphs != 0
         if lazy and settings.max_extra_graphs is None:
             logger.warning("%s: max_extra_graphs is null, so lazy capture is unbounded", target_id)
+        generations = self._generations if self.settings.eviction == "generation" else None
         runtime = GraphRuntime(
             self._store,
             target,
             self._sink.recorder(target_id),
             constant_reason=None if enabled else FallbackReason.DISABLED,
-            lazy_capture=LazyCapture(self._store, target, settings.max_extra_graphs, self._turn) if lazy else None,
+            lazy_capture=LazyCapture(self._store, target, settings.max_extra_graphs, self._turn, generations) if lazy else None,
             borrows=self._borrows,
         )
         if self._store.entries[target_id] or lazy:
@@ -223,8 +270,8 @@ class VocoderCUDAGraphManager:
         """Restore eager delegates, reset graphs, release entries, emit final statistics. Safe to call twice.
 
         Raises:
-            LifecycleError: called while ``capture`` runs or by a Routine during a lazy capture; or a graph could not be
-                reset, in which case all others were.
+            LifecycleError: called while ``capture`` runs or by a Routine during a lazy capture or a replay; or a graph
+                could not be reset, in which case all others were.
         """
         if self.state is ManagerState.CAPTURING:
             raise LifecycleError("clear() was called during capture(). To abort a capture, raise from its progress callback.")
@@ -232,20 +279,20 @@ class VocoderCUDAGraphManager:
             raise LifecycleError("clear() was called by a Routine during a capture. Call it when the capture is over.")
         if self.state is ManagerState.CLEARED:
             return
+        with self.pool.exclusive():
+            if self._store.is_replaying:
+                raise LifecycleError("clear() was called by a Routine during a replay. Call it when the call is over.")
         self._release_all()
         if self.settings.log_stats:
             logger.info("final statistics: %s", self.stats())
 
     def _release_all(self) -> None:
         self.state = ManagerState.CLEARED
-        errors: list[Exception] = []
         with self._turn:  # a lazy capture that is under way ends first
             self._store.is_closed = True
             for target in self.targets.values():
                 self._restore_eager(target)
-            for target_id in self.targets:
-                errors += self._store.release(target_id)
-            self.backend.release_cached_memory()
+            errors = self._store.release(*self.targets)
         if errors:
             first = f"{type(errors[0]).__name__}: {errors[0]}"
             raise LifecycleError(f"{len(errors)} graphs could not be reset; all Targets are eager again. First: {first}") from errors[0]

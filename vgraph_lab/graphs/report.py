@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,27 +10,14 @@ from vgraph_lab.errors import FallbackReason
 
 from .descriptor import Descriptor
 from .entry import CaptureCost, Rejection
+from .profile import MemoryProfile
+from .progress import CaptureProgress
+from .table import as_html, as_text, mib
 
 __all__ = ["CaptureOutcome", "CaptureProgress", "CaptureReport"]
 
 _HEADER = ("target", "descriptor", "status", "buffers MiB", "pool + MiB", "warm-up s", "capture s", "nodes", "why")
 Status = Literal["captured", "failed", "skipped"]
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureProgress:
-    """Where a capture stands, given to the progress callback before each Descriptor and once at the end.
-
-    At the end ``done == total`` and there is no current Descriptor.
-    """
-
-    done: int
-    total: int
-    target_id: str | None
-    descriptor: Descriptor | None
-
-    def __str__(self) -> str:
-        return f"{self.done}/{self.total}" + (f" {self.target_id} {self.descriptor}" if self.descriptor else " done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +49,7 @@ class CaptureReport:
         static_buffer_bytes: static buffers of all graphs.
         pool_reserved_bytes: what the pool holds now.
         free_bytes: free device memory now.
+        profile: what ``profile_memory`` had found before, if it was asked.
     """
 
     device: str
@@ -72,6 +59,7 @@ class CaptureReport:
     static_buffer_bytes: int
     pool_reserved_bytes: int
     free_bytes: int
+    profile: MemoryProfile | None = None
 
     def _count(self, status: Status) -> int:
         return sum(o.status == status for o in self.outcomes)
@@ -106,21 +94,38 @@ class CaptureReport:
         """What counts against ``max_memory_bytes``: static buffers plus pool."""
         return self.static_buffer_bytes + self.pool_reserved_bytes
 
+    @property
+    def profile_error(self) -> float | None:
+        """By which share the profile was off: (estimated - measured) / measured. None without a profile of the same graphs."""
+        if self.profile is None or not self.bytes or self.profile.graphs != self._graphs():
+            return None
+        return (self.profile.bytes - self.bytes) / self.bytes
+
+    def _graphs(self) -> set[tuple[str, Descriptor]]:
+        return {(o.target_id, o.descriptor) for o in self.outcomes if o.cost is not None}
+
     def headline(self) -> str:
         """One line with all totals."""
         state = "DEGRADED: " if self.is_degraded else ""
         return (
             f"{state}{self.captured} of {self.requested} graphs captured on {self.device} in {self.seconds:.2f} s "
             f"({self.failed} failed, {self.skipped} skipped); "
-            f"{_mib(self.static_buffer_bytes)} MiB static buffers + {_mib(self.pool_reserved_bytes)} MiB pool"
+            f"{mib(self.static_buffer_bytes)} MiB static buffers + {mib(self.pool_reserved_bytes)} MiB pool" + self._comparison()
         )
+
+    def _comparison(self) -> str:
+        if self.profile is None:
+            return ""
+        error, graphs = self.profile_error, len(self.profile.graphs)
+        told = f"for {graphs} graphs" if error is None else f"error {error:+.1%}"
+        return f"; estimated {mib(self.profile.bytes)} MiB, measured {mib(self.bytes)} MiB ({told})"
 
     def _rows(self) -> list[tuple[str, ...]]:
         rows: list[tuple[str, ...]] = [_HEADER]
         for o in self.outcomes:
             figures = ("", "", "", "", "")
             if o.cost:
-                memory = (_mib(o.cost.static_buffer_bytes), _mib(o.cost.pool_delta_bytes))
+                memory = (mib(o.cost.static_buffer_bytes), mib(o.cost.pool_delta_bytes))
                 figures = (*memory, f"{o.cost.warmup_s:.3f}", f"{o.cost.capture_s:.3f}", str(sum(o.cost.node_counts.values())))
             why = f"{o.rejection.reason}: {o.rejection.detail}" if o.rejection else ""
             rows.append((o.target_id, str(o.descriptor), o.status, *figures, why))
@@ -128,22 +133,11 @@ class CaptureReport:
 
     _NOTE = "pool + is marginal in capture order: graphs of one pool share memory"
 
+    def _eager_lines(self) -> list[str]:
+        return [f"{target} stays eager: {why}" for target, why in self.eager_targets.items()]
+
     def __str__(self) -> str:
-        rows = [[" ".join(cell.split()) for cell in row] for row in self._rows()]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        eager = [f"{target} stays eager: {why}" for target, why in self.eager_targets.items()]
-        return "\n".join([self.headline(), "", *lines, f"({self._NOTE})", *eager])
+        return as_text(self.headline(), self._rows(), f"({self._NOTE})", *self._eager_lines())
 
     def _repr_html_(self) -> str:
-        def row(cells: tuple[str, ...], tag: str) -> str:
-            return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-        header, *rows = self._rows()
-        table = f"<thead>{row(header, 'th')}</thead><tbody>{''.join(row(r, 'td') for r in rows)}</tbody>"
-        eager = "".join(f"<p>{html.escape(t)} stays eager: {html.escape(why)}</p>" for t, why in self.eager_targets.items())
-        return f"<p><b>{html.escape(self.headline())}</b></p><table>{table}</table><p>{self._NOTE}</p>{eager}"
-
-
-def _mib(count: int) -> str:
-    return f"{count / 2**20:,.2f}"
+        return as_html(self.headline(), self._rows(), self._NOTE, *self._eager_lines())

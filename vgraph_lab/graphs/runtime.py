@@ -64,7 +64,8 @@ class GraphRuntime:
         if isinstance(found, GraphEntry):
             with self._pool.exclusive():
                 if found.is_released:
-                    found = FallbackReason.NO_GRAPH  # cleared by another thread between selection and replay
+                    # Another thread has cleared the Manager, or retired this graph, between selection and replay.
+                    found = FallbackReason.NO_GRAPH if self._store.is_closed else FallbackReason.NOT_READY
                 elif self._store.is_replaying:
                     found = FallbackReason.NOT_READY  # a Routine calls a Target: its graph would overwrite this one's memory
                 else:
@@ -75,10 +76,13 @@ class GraphRuntime:
     def _select(self, resolution: Resolution) -> GraphEntry | FallbackReason:
         if self._constant_reason is not None:
             return self._constant_reason
+        renewals = self._store.renewals
         for candidate in resolution.candidates:
             entry = self._entries.get(candidate)
             if entry is not None:
                 return entry
+        if resolution.candidates and (renewals % 2 or self._store.renewals != renewals):  # captured anew now, or during the search
+            return FallbackReason.NOT_READY
         if self._lazy_capture is not None:
             return self._lazy_capture(resolution.key)
         if not resolution.candidates:
@@ -88,7 +92,7 @@ class GraphRuntime:
 
     def _replay(self, entry: GraphEntry, key: Descriptor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._borrows is not None:
-            self._borrows.begin_call()
+            self._borrows.recall()
         descriptor = entry.descriptor
         self._store.is_replaying = True
         try:
@@ -105,6 +109,7 @@ class GraphRuntime:
             raise
         finally:
             self._store.is_replaying = False
+        self._store.calls_served += 1
         entry.touch()
         self._recorder.record_graph_hit(key, descriptor)
         return output

@@ -48,9 +48,17 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True)
 class StatsSnapshot:
-    """A consistent copy of all counters."""
+    """A consistent copy of all counters.
+
+    Attributes:
+        counts: calls by kind.
+        retirements: how often all graphs were retired together and captured anew.
+        retirement_s: seconds that took.
+    """
 
     counts: Mapping[CallKind, int]
+    retirements: int = 0
+    retirement_s: float = 0.0
 
     def _total(self, target_id: str | None, outcome: str) -> int:
         return sum(n for kind, n in self.counts.items() if target_id in (None, kind.target_id) and _outcome(kind) == outcome)
@@ -94,12 +102,17 @@ class StatsSnapshot:
         rate = self.hit_rate()
         reasons = ", ".join(f"{reason} {n}" for reason, n in self.reasons().items())
         return (
-            f"{self.calls()} calls: {self.hits()} hits"
+            f"{_counted(self.calls(), 'call')}: {_counted(self.hits(), 'hit')}"
             + (f" ({rate:.1%})" if rate is not None else "")
-            + f", {self.fallbacks()} fallbacks"
+            + f", {_counted(self.fallbacks(), 'fallback')}"
             + (f" ({reasons})" if reasons else "")
-            + f", {self.replay_errors()} replay errors"
+            + f", {_counted(self.replay_errors(), 'replay error')}"
+            + (f"; {_counted(self.retirements, 'generation')} retired in {self.retirement_s:.2f} s" if self.retirements else "")
         )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _outcome(kind: CallKind) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from vgraph_lab.config import VocoderGraphSettings
@@ -23,7 +24,8 @@ logger = logging.getLogger(__name__)
 class GraphStore:
     """Entries and rejections by Target, in one pool, under one budget.
 
-    A rejected Descriptor is remembered with its reason; it is never tried again.
+    A rejected Descriptor is remembered with its reason; it is never tried again. A postponed one waits for the present
+    graphs to be retired.
     """
 
     def __init__(self, backend: GraphBackend, settings: VocoderGraphSettings) -> None:
@@ -32,6 +34,9 @@ class GraphStore:
         self.entries: dict[str, dict[Descriptor, GraphEntry]] = {}
         self.rejections: dict[str, dict[Descriptor, Rejection]] = {}
         self.declines: dict[str, dict[Descriptor, Rejection]] = {}  # by runtime key: no Descriptor was made for it
+        self.postponed: dict[str, dict[Descriptor, Rejection]] = {}
+        self.renewals = 0  # twice the number of retirements; odd while one is under way
+        self.calls_served = 0  # by the present graphs; written by the holder of the pool only
         self.is_closed = False
         self.is_replaying = False  # read and written by the holder of the pool only
         self._captures = 0
@@ -39,7 +44,8 @@ class GraphStore:
 
     def add_target(self, target_id: str) -> None:
         """Make room for one Target's graphs."""
-        self.entries[target_id], self.rejections[target_id], self.declines[target_id] = {}, {}, {}
+        self.entries[target_id], self.postponed[target_id] = {}, {}
+        self.rejections[target_id], self.declines[target_id] = {}, {}
 
     def in_capture_order(self) -> list[GraphEntry]:
         """All entries, first captured first. Other threads may capture meanwhile."""
@@ -56,21 +62,28 @@ class GraphStore:
         """What counts against ``max_memory_bytes``: static buffers plus everything that the pool holds."""
         return self.static_buffer_bytes + self.pool.reserved_bytes
 
-    def attempt(self, target: Target[Any], descriptor: Descriptor, *, lazy: bool) -> GraphEntry | Rejection:
+    def attempt(self, target: Target[Any], descriptor: Descriptor, *, lazy: bool, strict: bool = False) -> GraphEntry | Rejection:
         """Capture within the budget and keep the entry; or keep nothing, remember why, and return that.
 
-        In strict mode a failure at start-up is raised instead.
+        With ``strict`` a failure is raised instead.
         """
+        result = self.try_capture(target, descriptor, lazy=lazy, strict=strict)
+        if isinstance(result, Rejection):
+            return self.reject(target, descriptor, result.reason, result.detail)
+        return result
+
+    def try_capture(self, target: Target[Any], descriptor: Descriptor, *, lazy: bool, strict: bool = False) -> GraphEntry | Rejection:
+        """Like :meth:`attempt`, but what comes of it is not remembered."""
         try:
             return self._capture(target, descriptor, lazy=lazy)
         except OutOfBudgetError as error:
-            if self.settings.strict and not lazy:
+            if strict:
                 raise
-            return self.reject(target, descriptor, FallbackReason.OVER_BUDGET, str(error))
+            return Rejection(FallbackReason.OVER_BUDGET, str(error))
         except Exception as error:
-            if self.settings.strict and not lazy:
+            if strict:
                 raise
-            return self.reject(target, descriptor, FallbackReason.FAILED_DESCRIPTOR, self.describe(error))
+            return Rejection(FallbackReason.FAILED_DESCRIPTOR, self.describe(error))
 
     def reject(self, target: Target[Any], descriptor: Descriptor, reason: FallbackReason, detail: str) -> Rejection:
         """Remember that a Descriptor gets no graph."""
@@ -94,20 +107,40 @@ class GraphStore:
         name = "" if isinstance(error, VGraphLabError) else f"{type(error).__name__}: "
         return f"{name}{error} [{self.backend.memory().free_bytes / 2**20:,.0f} MiB free]"
 
-    def release(self, target_id: str) -> list[Exception]:
-        """Reset all graphs of one Target and let go of their memory; one that fails does not keep the others.
+    def release(self, *target_ids: str) -> list[Exception]:
+        """Reset all graphs of some Targets and let go of their memory; one that fails does not keep the others.
+
+        Graphs of other Targets in the same pool stay valid: none uses memory that only a graph released here keeps (see
+        :mod:`~vgraph_lab.graphs.backends.base`).
 
         Returns:
             What the resets raised.
         """
         errors: list[Exception] = []
         with self.pool.exclusive():
-            for entry in self.entries[target_id].copy().values():
+            steps: list[Callable[[], None]] = [self.backend.synchronize]  # a replay may still be running
+            for target_id in target_ids:
+                steps += [entry.release for entry in self.entries[target_id].values()]
+                self.entries[target_id].clear()  # first, so that no other thread selects what is going
+            for step in (*steps, self.backend.release_cached_memory):
                 try:
-                    entry.release()
+                    step()
                 except Exception as error:  # noqa: BLE001 - collected for the caller, so that the other graphs go, too
                     errors.append(error)
-            self.entries[target_id].clear()
+        return errors
+
+    def retire(self) -> list[Exception]:
+        """Release every graph and start over in fresh memory. Rejections stay, what was postponed may be asked for again.
+
+        Returns:
+            What the resets raised.
+        """
+        with self.pool.exclusive():
+            errors = self.release(*self.entries)
+            self.pool.renew()
+            self._captures = self.calls_served = 0
+            for of_target in self.postponed.values():
+                of_target.clear()
         return errors
 
     def _capture(self, target: Target[Any], descriptor: Descriptor, *, lazy: bool) -> GraphEntry:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from threading import RLock
 
 import torch
 
@@ -11,9 +13,9 @@ from vgraph_lab.errors import BackendError
 from .base import BackendName, GraphBackend
 from .cpu import CpuGraphBackend
 from .cpu.session import is_capturing as _is_capturing_on_cpu
-from .cuda import CudaGraphBackend
+from .cuda import CudaGraphBackend, StreamOrderedLock, cuda_device
 
-__all__ = ["BackendChoice", "backend_kind", "checked_device", "choose_backend", "create_backend", "is_capturing"]
+__all__ = ["BackendChoice", "backend_kind", "checked_device", "choose_backend", "create_backend", "execution_lock", "is_capturing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,8 @@ def checked_device(device: str | torch.device) -> torch.device:
     Raises:
         BackendError: it is another kind of device, or not there.
     """
-    return create_backend(device).device
+    name = choose_backend().name if device == "auto" else str(device)
+    return cuda_device(name) if backend_kind(name) == "cuda" else torch.device("cpu")
 
 
 def create_backend(device: str | torch.device = "auto") -> GraphBackend:
@@ -69,10 +72,15 @@ def create_backend(device: str | torch.device = "auto") -> GraphBackend:
     Raises:
         BackendError: the device is not there, or no backend captures on it.
     """
-    name = choose_backend().name if device == "auto" else str(device)
-    return CudaGraphBackend(name) if backend_kind(name) == "cuda" else CpuGraphBackend()
+    place = checked_device(device)
+    return CudaGraphBackend(place) if place.type == "cuda" else CpuGraphBackend()
 
 
 def is_capturing() -> bool:
     """Whether the calling thread is inside a capture of any backend, so that data must not be looked at."""
     return _is_capturing_on_cpu() or (torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing()))
+
+
+def execution_lock(device: torch.device) -> AbstractContextManager[object]:
+    """A re-entrant lock for work on one device: threads take turns, and on CUDA their streams do, too."""
+    return StreamOrderedLock(device) if device.type == "cuda" else RLock()

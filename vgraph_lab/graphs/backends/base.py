@@ -14,7 +14,9 @@ Semantics that every backend keeps:
   seeding inside the captured function, is refused;
 * a tensor that is neither a static input nor owned by the model (parameter, buffer) nor made inside the captured
   function is refused: a graph would keep reading its address after the caller has let go of it;
-* a failed capture leaves the pool's live bytes and all earlier graphs as they were.
+* a failed capture leaves the pool's live bytes and all earlier graphs as they were;
+* a graph uses memory of its pool, its static inputs and what the model owns, and nothing else. So resetting one graph
+  never takes memory away from another one of the same pool, whose memory stays until its last graph is reset.
 """
 
 from __future__ import annotations
@@ -84,6 +86,13 @@ class GraphPool(Protocol):
         Re-entrant on one thread.
         """
 
+    def renew(self) -> None:
+        """Start over: later captures get fresh memory, none of which any earlier graph has seen.
+
+        Callers reset the pool's graphs first. What still lives in the old memory (an output that somebody kept) keeps
+        it until it dies, and counts as reserved until then.
+        """
+
 
 @runtime_checkable
 class CapturedGraph(Protocol):
@@ -143,4 +152,4 @@ class GraphBackend(Protocol):
         """Wait for all work on the device."""
 
     def release_cached_memory(self) -> None:
-        """Give unused cached memory back to the system, where the backend caches any."""
+        """Give unused cached memory back to the system, where the backend caches any; scratch memory of libraries, too."""

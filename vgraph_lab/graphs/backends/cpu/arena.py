@@ -81,6 +81,14 @@ class ArenaPool:
         with self._exclusive:
             yield
 
+    def renew(self) -> None:
+        """Later captures get new segments; those of now go with the last graph or block in them."""
+        with self._lock:
+            self._settle()
+            for segment in self._segments:
+                segment.retired = True
+            self._free = {True: [], False: []}
+
     def lease(self) -> Lease:
         """Begin the allocations of one capture. The caller holds :meth:`exclusive` until it closes the lease."""
         with self._lock:
@@ -152,10 +160,13 @@ class ArenaPool:
             self._withdraw(block.previous)
             block = block.previous
             block.absorb_next()
-        insort(self._free[block.segment.small], block, key=_fit)
+        if not block.segment.retired:
+            insort(self._free[block.segment.small], block, key=_fit)
 
     def _withdraw(self, block: Block) -> None:
         """Take a free block off the free list."""
+        if block.segment.retired:
+            return
         free = self._free[block.segment.small]
         del free[bisect_left(free, _fit(block), key=_fit)]
 

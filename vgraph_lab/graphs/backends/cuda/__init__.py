@@ -1,5 +1,6 @@
 """Graphs on an NVIDIA GPU: ``torch.cuda.CUDAGraph``, one private allocator pool per Manager."""
 
-from .backend import CudaGraphBackend
+from .backend import CudaGraphBackend, cuda_device
+from .pool import StreamOrderedLock
 
-__all__ = ["CudaGraphBackend"]
+__all__ = ["CudaGraphBackend", "StreamOrderedLock", "cuda_device"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.cuda import _POOL_HANDLE
 
 from vgraph_lab.errors import BackendError, CaptureError
 from vgraph_lab.graphs.backends.audit import CaptureAudit, run_checked
@@ -19,15 +20,43 @@ from vgraph_lab.graphs.backends.rules import capture_conditions
 from .graph import CudaCapturedGraph
 from .pool import CudaPool
 
-__all__ = ["CudaGraphBackend"]
+__all__ = ["CudaGraphBackend", "cuda_device"]
 
 _CUDA_ERRORS: tuple[type[BaseException], ...] = (torch.AcceleratorError, torch.OutOfMemoryError)
+
+
+def cuda_device(device: str | torch.device = "cuda") -> torch.device:
+    """A CUDA device with its index, if it is there.
+
+    Raises:
+        BackendError: no CUDA device, or not that one.
+    """
+    if not torch.cuda.is_available():
+        raise BackendError("the cuda backend needs an NVIDIA GPU and a CUDA build of torch; neither is found here. Use backend 'cpu'.")
+    wanted = torch.device(device)
+    index = torch.cuda.current_device() if wanted.index is None else wanted.index
+    if wanted.type != "cuda" or index >= torch.cuda.device_count():
+        raise BackendError(f"{device} is not a CUDA device of this machine. Accepted: cuda:0 … cuda:{torch.cuda.device_count() - 1}.")
+    return torch.device("cuda", index)
 
 
 class CudaGraphBackend:
     """CUDA graphs on one device.
 
     Captures run on a side stream in thread-local error mode, so that other threads may go on using the device.
+
+    **Workspaces.** cuBLAS needs scratch memory. torch allocates it at the first matrix product of a thread on a stream,
+    keeps it for that pair, and every graph captured later by that thread on that stream has its address baked in. Where
+    it comes from is an accident: from the pool of whichever graph was captured first, or from ordinary memory if an eager
+    run came before. Either way one owner's end is every graph's end: the first graph's reset gives its pool away
+    (https://github.com/vllm-project/vllm-omni/issues/6457), and whoever clears the workspaces (torch's compiler does, and
+    newer versions of torch do when any graph is reset, https://github.com/pytorch/pytorch/issues/193402) takes the
+    ordinary memory from under all of them.
+
+    So each capture starts and ends without a workspace: it allocates its own, in its own pool, and leaves it there as free
+    memory. That memory stays mapped while any graph of the pool lives; later graphs of the pool may use it, too, which is
+    what sharing a pool means, and only one of them replays at a time. No reset and no clearing can take it away. The price:
+    the workspace (32 MiB on Hopper) counts as memory of the pool, once.
 
     Args:
         device: ``cuda`` or ``cuda:N``.
@@ -39,13 +68,7 @@ class CudaGraphBackend:
     name: BackendName = "cuda"
 
     def __init__(self, device: str | torch.device = "cuda") -> None:
-        if not torch.cuda.is_available():
-            raise BackendError("the cuda backend needs an NVIDIA GPU and a CUDA build of torch; neither is found here. Use backend 'cpu'.")
-        wanted = torch.device(device)
-        index = torch.cuda.current_device() if wanted.index is None else wanted.index
-        if wanted.type != "cuda" or index >= torch.cuda.device_count():
-            raise BackendError(f"{device} is not a CUDA device of this machine. Accepted: cuda:0 … cuda:{torch.cuda.device_count() - 1}.")
-        self.device = torch.device("cuda", index)
+        self.device = cuda_device(device)
         self._stream = torch.cuda.Stream(self.device)
 
     def create_pool(self) -> CudaPool:
@@ -76,31 +99,39 @@ class CudaGraphBackend:
         with torch.cuda.device(self.device):
             torch.cuda.synchronize()
             with torch.cuda.stream(self._stream), capture_conditions():
-                graph, output, refusal = self._record(function, pool)
+                handle = pool.acquire()
+                graph, output, refusal = self._record(function, pool, handle)
             if graph is None:
                 # Raised outside all handlers: a chained traceback would keep the failed capture's tensors alive.
                 raise CaptureError(f"CUDA refused the capture: {refusal}")
-            graph.instantiate()
-        return CudaCapturedGraph(graph, pool), output
+            captured = CudaCapturedGraph(graph, pool, handle)
+            try:
+                graph.instantiate()
+            except BaseException:
+                captured.reset()
+                raise
+        return captured, output
 
-    def _record(self, function: Callable[[], Any], pool: CudaPool) -> tuple[torch.cuda.CUDAGraph | None, Any, str]:
+    def _record(self, function: Callable[[], Any], pool: CudaPool, handle: _POOL_HANDLE) -> tuple[torch.cuda.CUDAGraph | None, Any, str]:
         """The graph and the output; or no graph and the reason, with everything unwound."""
-        graph, handle, output, refusal = torch.cuda.CUDAGraph(keep_graph=True), pool.acquire(), None, ""
+        graph, output, refusal = torch.cuda.CUDAGraph(keep_graph=True), None, ""
+        _clear_workspaces()  # of the warm-ups: the graph must not refer to memory outside of its pool
         try:
             graph.capture_begin(pool=handle, capture_error_mode="thread_local")
             output = function()
             _end(graph)
+            _clear_workspaces()  # else the next warm-up would run in the pool, and the pool could not be emptied
             return graph, output, refusal
         except _CUDA_ERRORS as error:
             refusal = f"{str(error).splitlines()[0]}\n  at {_where(error)}"
             del output
-            self._unwind(graph, pool)
+            self._unwind(graph, pool, handle)
         except BaseException:
-            self._unwind(graph, pool)
+            self._unwind(graph, pool, handle)
             raise
         return None, None, refusal
 
-    def _unwind(self, graph: torch.cuda.CUDAGraph, pool: CudaPool) -> None:
+    def _unwind(self, graph: torch.cuda.CUDAGraph, pool: CudaPool, handle: _POOL_HANDLE) -> None:
         """Put back what a failed capture has changed.
 
         If the driver has invalidated the capture (the function synchronised behind torch's back), torch 2.11 leaves
@@ -114,11 +145,12 @@ class CudaGraphBackend:
                 _end(graph)
         except RuntimeError:
             is_valid = False
+        _clear_workspaces()
         graph.reset()
         if is_valid:
-            pool.release()
+            pool.release(handle)
             return
-        handle = pool.abandon()
+        pool.abandon(handle)
         torch._C._cuda_endAllocateToPool(self.device.index, handle)
         torch._C._cuda_releasePool(self.device.index, handle)
         healing = torch.cuda.CUDAGraph()  # a capture that ends well sets the generator free again
@@ -145,9 +177,16 @@ class CudaGraphBackend:
         torch.cuda.synchronize(self.device)
 
     def release_cached_memory(self) -> None:
-        """Return unused segments of the caching allocator to the driver."""
+        """Return cuBLAS workspaces and unused segments of the caching allocator to the driver."""
         with torch.cuda.device(self.device):
+            torch.cuda.synchronize()  # a product that is still running may use its workspace
+            _clear_workspaces()
             torch.cuda.empty_cache()
+
+
+def _clear_workspaces() -> None:
+    """Drop the cuBLAS workspaces of all threads and streams; each makes itself a new one when it needs it."""
+    torch._C._cuda_clearCublasWorkspaces()
 
 
 def _end(graph: torch.cuda.CUDAGraph) -> None:

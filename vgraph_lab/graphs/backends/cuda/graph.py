@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.cuda import _POOL_HANDLE
 
 from vgraph_lab.errors import BackendError, MissingExtraError, ReplayError
 from vgraph_lab.graphs.backends.base import GraphNode, NodeKind
@@ -29,9 +30,9 @@ _KINDS: dict[str, NodeKind] = {
 class CudaCapturedGraph:
     """A ``torch.cuda.CUDAGraph`` that keeps its raw graph, so that nodes can be listed."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, pool: CudaPool) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, pool: CudaPool, handle: _POOL_HANDLE) -> None:
         self._graph: torch.cuda.CUDAGraph | None = graph
-        self._pool = pool
+        self._pool, self._handle = pool, handle
 
     def replay(self) -> None:
         """Launch the graph on the current stream of its device."""
@@ -45,7 +46,7 @@ class CudaCapturedGraph:
             torch.cuda.synchronize(self._pool.device)  # a replay may still be running
             self._graph.reset()
             self._graph = None
-            self._pool.release()
+            self._pool.release(self._handle)
 
     def nodes(self) -> Sequence[GraphNode]:
         """The raw graph's nodes in an order that respects their edges.

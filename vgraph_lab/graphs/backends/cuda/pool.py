@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from threading import RLock
 from types import TracebackType
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch.cuda import _POOL_HANDLE
 
-__all__ = ["CudaPool"]
+__all__ = ["CudaPool", "StreamOrderedLock"]
 
 
 class CudaPool:
@@ -22,26 +23,30 @@ class CudaPool:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._handles: list[_POOL_HANDLE] = []  # the last one is current; earlier ones may still hold segments
-        self._graphs = 0  # graphs in the current handle's pool
+        self._graphs: Counter[_POOL_HANDLE] = Counter()  # by handle
         self._is_usable = False  # whether the current handle can take captures
-        self._exclusive = _Exclusive(device)
+        self._exclusive = StreamOrderedLock(device)
 
     def acquire(self) -> _POOL_HANDLE:
         """The handle to capture with. Each call is matched by one :meth:`release` or :meth:`abandon`."""
-        if self._graphs == 0 or not self._is_usable:
+        if not self._is_usable or not self._graphs[self._handles[-1]]:
             self._handles.append(torch.cuda.graph_pool_handle())
-            self._graphs, self._is_usable = 0, True
-        self._graphs += 1
+            self._is_usable = True
+        self._graphs[self._handles[-1]] += 1
         return self._handles[-1]
 
-    def release(self) -> None:
-        """One graph is gone."""
-        self._graphs -= 1
+    def release(self, handle: _POOL_HANDLE) -> None:
+        """One graph of that handle is gone."""
+        self._graphs[handle] -= 1
 
-    def abandon(self) -> _POOL_HANDLE:
+    def abandon(self, handle: _POOL_HANDLE) -> None:
         """A capture was invalidated: its handle cannot take another one, later captures get a new handle."""
-        self._graphs, self._is_usable = self._graphs - 1, False
-        return self._handles[-1]
+        self.release(handle)
+        self._is_usable = False
+
+    def renew(self) -> None:
+        """Later captures get a new handle; the memory of the old one goes with the last graph and tensor in it."""
+        self._is_usable = False
 
     def _segments(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
@@ -62,12 +67,12 @@ class CudaPool:
         """Bytes of the blocks that live tensors occupy."""
         return sum(segment["allocated_size"] for segment in self._segments())
 
-    def exclusive(self) -> _Exclusive:
+    def exclusive(self) -> StreamOrderedLock:
         """Hold the pool for one replay; see :meth:`~vgraph_lab.graphs.backends.base.GraphPool.exclusive`."""
         return self._exclusive
 
 
-class _Exclusive:
+class StreamOrderedLock:
     """A re-entrant lock that also orders streams: work of the next holder starts after work of the last one.
 
     Without the event, a second host thread could overwrite static buffers while the first one's replay is still

@@ -1,24 +1,20 @@
-"""Settings of the graph framework, checked at start-up: an error names the path of the key and the nearest valid one."""
+"""What the graph framework itself understands of ``vocoder_cudagraph``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import Field, NonNegativeInt, PositiveInt
 
-from .errors import ConfigError, did_you_mean
+from vgraph_lab.errors import ConfigError, did_you_mean
 
-__all__ = ["TargetSettings", "VocoderGraphSettings", "validated"]
+from .validation import Settings, validated
 
-Model = TypeVar("Model", bound=BaseModel)
-
-
-class _Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+__all__ = ["TargetSettings", "VocoderGraphSettings"]
 
 
-class TargetSettings(_Settings):
+class TargetSettings(Settings):
     """Overrides for one Target. A declared Target is on unless it is disabled here.
 
     Attributes:
@@ -32,7 +28,7 @@ class TargetSettings(_Settings):
     max_extra_graphs: NonNegativeInt | None = 0
 
 
-class VocoderGraphSettings(_Settings):
+class VocoderGraphSettings(Settings):
     """Policy of one Manager (``vocoder_cudagraph``).
 
     Attributes:
@@ -59,7 +55,7 @@ class VocoderGraphSettings(_Settings):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> VocoderGraphSettings:
-        """Settings from a ``vocoder_cudagraph`` mapping.
+        """Settings from a ``vocoder_cudagraph`` mapping without keys of a model; :class:`StageConfig` reads those too.
 
         Raises:
             ConfigError: unknown key, wrong type or value out of range, with the key's path.
@@ -77,25 +73,3 @@ class VocoderGraphSettings(_Settings):
     def for_target(self, target_id: str) -> TargetSettings:
         """The settings of one Target."""
         return self.targets.get(target_id, TargetSettings())
-
-
-def validated(model: type[Model], data: Mapping[str, Any], *, root: str) -> Model:
-    """``model.model_validate(data)`` with errors that name each key's path under ``root`` and the nearest valid key."""
-    try:
-        return model.model_validate(dict(data))
-    except ValidationError as error:
-        raise ConfigError("; ".join(_explain(model, root, problem) for problem in error.errors())) from None
-
-
-def _explain(model: type[BaseModel], root: str, problem: Any) -> str:
-    location = [str(part) for part in problem["loc"]]
-    path = ".".join([root, *location])
-    if problem["type"] == "extra_forbidden":
-        accepted = _fields_at(model, location[:-1])
-        return f"{path}: unknown key.{did_you_mean(location[-1], accepted)} Accepted: {', '.join(sorted(accepted))}"
-    return f"{path}: {problem['msg']} (got {problem['input']!r})"
-
-
-def _fields_at(model: type[BaseModel], location: list[str]) -> list[str]:
-    """Field names of the nested model at ``location``. The only nesting is ``targets.<id>``."""
-    return list((TargetSettings if location[:1] == ["targets"] and len(location) == 2 else model).model_fields)

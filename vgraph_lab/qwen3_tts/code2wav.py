@@ -1,0 +1,132 @@
+"""Qwen3-TTS's Code2Wav stage as a model that a runner drives: batches of chunks in, samples out.
+
+The model declares which of its callables may be captured (:meth:`Qwen3TTSCode2Wav.get_vocoder_cudagraph_targets`) and
+calls them, whoever answers. It knows nothing of the Manager that binds graphs to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from vgraph_lab.config import ModelExtensions, StageConfig
+from vgraph_lab.graphs.target import Target
+from vgraph_lab.requests import ChunkRequest, ChunkResult
+
+from .checkpoint import load_decoder
+from .decoder import Code2WavDecoder
+from .settings import EXTENSIONS, TARGET_IDS, Qwen3TTSGraphKeys, StatelessTargetKeys
+from .stateless import STATELESS_TARGET_ID, stateless_buckets
+from .stateless_path import StatelessPath
+from .stream_path import StreamingPath
+
+__all__ = ["Qwen3TTSCode2Wav"]
+
+
+class Qwen3TTSCode2Wav(nn.Module):
+    """Routes requests to Targets, composes them in one forward, keeps request state.
+
+    With ``async_chunk: true`` requests are streamed chunk by chunk (Targets ``icl_prefix``, ``xvec_prefix``, ``suffix``),
+    otherwise they come whole (Target ``stateless``). Use it through a runner; it is not thread-safe by itself.
+
+    Args:
+        decoder: the eager decoder; its device and dtype are the model's.
+        cfg: the stage's configuration.
+
+    Raises:
+        ConfigError: the configuration holds keys or Target ids that this model does not have, or sizes that do not fit
+            the decoder.
+    """
+
+    supports_vocoder_cudagraph: ClassVar[bool] = True
+    vocoder_cudagraph_extensions: ClassVar[ModelExtensions] = EXTENSIONS
+
+    def __init__(self, decoder: Code2WavDecoder, cfg: StageConfig) -> None:
+        super().__init__()
+        cfg.check_model(EXTENSIONS, TARGET_IDS)
+        self.decoder, self.cfg = decoder, cfg
+        keys = cfg.extension(Qwen3TTSGraphKeys)
+        sizes = keys.capture_batch_sizes
+        largest = keys.batch_limit if cfg.graph_settings.enforce_eager else max(sizes)
+        debug = cfg.vocoder_cudagraph.debug
+        self.streaming: StreamingPath | None = None
+        self.stateless: StatelessPath | None = None
+        if cfg.async_chunk:
+            self.streaming = StreamingPath(
+                decoder, cfg.connector, batch_sizes=sizes, largest_batch=largest, max_requests=cfg.max_num_seqs, debug=debug
+            )
+        else:
+            chunk, context = keys.decode_chunk_frames, keys.decode_left_context_frames
+            configured = cfg.target_extension(STATELESS_TARGET_ID, StatelessTargetKeys).capture_bucket_sizes
+            buckets = stateless_buckets(configured, chunk_frames=chunk, left_context_frames=context)
+            self.stateless = StatelessPath(
+                decoder,
+                bucket_frames=buckets,
+                batch_sizes=sizes,
+                largest_batch=largest,
+                chunk_frames=chunk,
+                left_context_frames=context,
+                debug=debug,
+            )
+        self._path: StreamingPath | StatelessPath = self.streaming or self.stateless  # type: ignore[assignment]
+
+    @classmethod
+    def from_checkpoint(
+        cls, folder: str | Path, cfg: StageConfig, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+    ) -> Qwen3TTSCode2Wav:
+        """The model of a ``speech_tokenizer`` folder (or a model folder that contains one).
+
+        Raises:
+            CheckpointError: the folder cannot be read.
+            ConfigError: the configuration does not fit.
+        """
+        return cls(load_decoder(folder, device, dtype), cfg)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of weights, request state and results."""
+        return self.decoder.device
+
+    @property
+    def sample_rate(self) -> int:
+        """Samples per second of the results."""
+        return self.decoder.sample_rate
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory of the request state, allocated once; 0 without streaming."""
+        return self.streaming.table.nbytes if self.streaming else 0
+
+    @property
+    def live_requests(self) -> tuple[str, ...]:
+        """Requests that have begun and not ended."""
+        return tuple(self.streaming.book.live) if self.streaming else ()
+
+    def get_vocoder_cudagraph_targets(self) -> Sequence[Target[Any]]:
+        """The Targets of this configuration, always the same objects."""
+        return self._path.targets
+
+    def forward(self, chunks: Sequence[ChunkRequest]) -> dict[str, ChunkResult]:
+        """Decode one batch of chunks, at most one of each request.
+
+        Returns:
+            By request id, in the order of the chunks: float32 [samples] on :attr:`device` (of the new frames; empty for an
+            empty last chunk), or the :class:`~vgraph_lab.errors.RequestError` of a request that cannot be served.
+
+        Raises:
+            Exception: a graph or the decoder failed. No request has changed.
+        """
+        with torch.no_grad():
+            return self._path.forward(chunks)
+
+    def abort(self, request_ids: Iterable[str]) -> list[str]:
+        """End requests early and release their state.
+
+        Returns:
+            Ids that were live; others have ended before or never began.
+        """
+        return self._path.abort(request_ids)

@@ -1,0 +1,219 @@
+"""Streaming: one forward for a batch of chunks, composed of three Targets; request state stays here.
+
+    chunks ─admit─▶ steps ─group by state and width─▶ Target calls ─all done─▶ commit state ─▶ samples
+
+Nothing of a request changes before every Target call of the forward has succeeded: a forward that raises leaves all
+requests as they were, and may be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vgraph_lab.config import ConnectorConfig
+from vgraph_lab.errors import InputError, RequestError, RequestErrorKind
+from vgraph_lab.graphs.descriptor import Descriptor
+from vgraph_lab.graphs.target import Target
+from vgraph_lab.requests import ChunkRequest, ChunkResult
+
+from .decoder import Code2WavDecoder
+from .inputs import validate_codes
+from .state_table import StateTable
+from .stream_requests import LiveRequest, RequestBook, Step
+from .stream_routines import IclPrefixRoutine, Mode, OwnState, StreamOutput, SuffixDescriptor, SuffixRoutine, XvecPrefixRoutine
+from .streaming import PrefixState, SuffixState
+from .transitions import TransitionTable
+
+__all__ = ["ICL_PREFIX_TARGET_ID", "SUFFIX_TARGET_ID", "XVEC_PREFIX_TARGET_ID", "StreamingPath"]
+
+ICL_PREFIX_TARGET_ID = "qwen3_tts.icl_prefix"
+XVEC_PREFIX_TARGET_ID = "qwen3_tts.xvec_prefix"
+SUFFIX_TARGET_ID = "qwen3_tts.suffix"
+
+_Group = tuple[Mode, int, int, int]  # mode, kept frames, width, length of a long reference (0 for all others)
+
+
+class StreamingPath:
+    """Streamed requests of one model: Targets, routing, state.
+
+    Args:
+        decoder: the eager decoder.
+        connector: how chunks are delivered.
+        batch_sizes: rows to capture for every transition.
+        largest_batch: the most rows of one call; larger groups are split.
+        max_requests: live requests at most.
+        debug: check the values of device codes, too.
+    """
+
+    def __init__(
+        self,
+        decoder: Code2WavDecoder,
+        connector: ConnectorConfig,
+        *,
+        batch_sizes: Sequence[int],
+        largest_batch: int,
+        max_requests: int,
+        debug: bool = False,
+    ) -> None:
+        self.decoder, self._debug, self._largest_batch = decoder, debug, largest_batch
+        self._window, self._device = decoder.geometry.sliding_window, decoder.device
+        self.transitions = TransitionTable.from_connector(connector, self._window)
+        self.table = StateTable(decoder, max_requests)
+        self.book = RequestBook(max_requests, self.transitions, decoder.geometry.num_quantizers)
+
+        starts = [Descriptor(rows, start.new_frames) for rows in batch_sizes for start in self.transitions.starts]
+        modes: tuple[Mode, ...] = ("icl", "xvec")
+        steps = [
+            SuffixDescriptor(rows, step.target, mode, step.source)
+            for rows in batch_sizes
+            for mode in modes
+            for step in self.transitions.steps
+        ]
+        suffix = SuffixRoutine(decoder, self.table, self.transitions, steps, debug=debug)
+        self._icl_prefix = Target(ICL_PREFIX_TARGET_ID, IclPrefixRoutine(decoder, starts, debug=debug), starts)
+        self._xvec_prefix = Target(XVEC_PREFIX_TARGET_ID, XvecPrefixRoutine(decoder, starts, debug=debug), starts)
+        self._suffix = Target(SUFFIX_TARGET_ID, suffix, steps)
+
+    @property
+    def targets(self) -> tuple[Target[Any], ...]:
+        """The three streaming Targets."""
+        return (self._icl_prefix, self._xvec_prefix, self._suffix)
+
+    def forward(self, chunks: Sequence[ChunkRequest]) -> dict[str, ChunkResult]:
+        """Decode one batch of chunks; results in the order of the chunks."""
+        steps, ending, refused = self.book.admit(chunks)
+        done: list[tuple[list[Step], StreamOutput]] = []
+        for group, members in self._grouped(steps).items():
+            rows = 1 if group[3] else self._largest_batch
+            for start in range(0, len(members), rows):
+                done += self._decode(group, members[start : start + rows], refused)
+        results: dict[str, ChunkResult] = dict.fromkeys(ending, torch.zeros(0, device=self._device)) | refused
+        for members, output in done:
+            self._commit(members, output)
+            results |= self._samples(members, output)
+        self.book.finish(ending)
+        self.book.refuse(refused.values())
+        return {chunk.request_id: results[chunk.request_id] for chunk in chunks}
+
+    def abort(self, request_ids: Iterable[str]) -> list[str]:
+        """End requests early and release their state; returns those that were live."""
+        return [request_id for request_id in request_ids if self.book.abort(request_id)]
+
+    # ------------------------------------------------------------------------------------------------ grouping
+
+    def _grouped(self, steps: Iterable[Step]) -> dict[_Group, list[Step]]:
+        groups: dict[_Group, list[Step]] = {}
+        for step in steps:
+            request = step.request
+            reference = request.ref_frames if request.ref_frames > self._window else 0
+            group = (request.mode, min(request.suffix_frames, self._window), step.width, reference)
+            groups.setdefault(group, []).append(step)
+        return groups
+
+    # ------------------------------------------------------------------------------------------------ decoding
+
+    def _decode(self, group: _Group, members: list[Step], refused: dict[str, RequestError]) -> list[tuple[list[Step], StreamOutput]]:
+        """One Target call; rows whose codes turn out to be out of range are refused, and the others called again."""
+        try:
+            return [(members, self._call(group, members))] if members else []
+        except InputError:  # raised before anything is written
+            good = [step for step in members if not self._refuse_bad_codes(step, refused)]
+            if len(good) == len(members):
+                raise
+            return self._decode(group, good, refused)
+
+    def _call(self, group: _Group, members: list[Step]) -> StreamOutput:
+        mode, kept, _, long_reference = group
+        codes = self._stacked([step.codes for step in members], max(step.frames for step in members))
+        is_last = all(step.is_last for step in members)
+        if kept:
+            state = members[0].request.own_state if long_reference else torch.tensor([step.request.slot for step in members])
+            return self._suffix(codes, state, mode, kept, is_last)
+        if mode == "xvec":
+            return self._xvec_prefix(codes, is_last)
+        frames = long_reference or self._window
+        references = [step.reference for step in members if step.reference is not None]
+        padding = torch.tensor([frames - reference.shape[1] for reference in references])
+        return self._icl_prefix(codes, self._stacked(references, frames, left=True), padding, is_last)
+
+    def _stacked(self, rows: list[Tensor], frames: int, *, left: bool = False) -> Tensor:
+        """Rows [Q, ·] padded to ``frames`` → int64 [B, Q, frames], on the host if all of them are there."""
+        if any(row.device.type != "cpu" for row in rows):
+            rows = [row.to(self._device) for row in rows]
+        if any(row.shape[1] != frames for row in rows):
+            rows = [F.pad(row, (frames - row.shape[1], 0) if left else (0, frames - row.shape[1])) for row in rows]
+        return torch.stack(rows).long()
+
+    def _refuse_bad_codes(self, step: Step, refused: dict[str, RequestError]) -> bool:
+        for codes in (step.codes, step.reference):
+            try:
+                if codes is not None:
+                    validate_codes(codes[None], self.decoder.geometry, device=self._device, debug=self._debug)
+            except InputError as error:
+                request_id = step.request.request_id
+                refused[request_id] = RequestError(request_id, RequestErrorKind.INVALID_INPUT, str(error))
+                return True
+        return False
+
+    # ------------------------------------------------------------------------------------------------ commit
+
+    def _commit(self, members: list[Step], output: StreamOutput) -> None:
+        """Keep the next state of every request that goes on, and let go of the others."""
+        going_on = [row for row, step in enumerate(members) if not step.is_last]
+        if going_on:
+            self._keep(members, going_on, output)
+        self.book.finish(step.request.request_id for step in members if step.is_last)
+
+    def _keep(self, members: list[Step], going_on: list[int], output: StreamOutput) -> None:
+        prefix, suffix = output.prefix, output.suffix
+        if len(going_on) < len(members):
+            rows = torch.tensor(going_on).to(self._device, non_blocking=True)
+            prefix = prefix and PrefixState(*(t.index_select(0, rows) for t in prefix))
+            suffix = SuffixState(*(t.index_select(0, rows) for t in suffix))
+        requests = [members[row].request for row in going_on]
+        slots = [
+            self.book.begin(request) if members[row].is_first else request.slot for row, request in zip(going_on, requests, strict=True)
+        ]
+        for row, request in zip(going_on, requests, strict=True):
+            request.suffix_frames = min(request.suffix_frames, self._window) + members[row].frames
+        first = requests[0]
+        if first.ref_frames > self._window:  # alone in its call
+            before = first.own_state
+            kept_prefix = prefix if before is None else before.prefix
+            assert kept_prefix is not None
+            first.own_state = OwnState(kept_prefix, suffix)
+            return
+        places = torch.tensor(slots).to(self._device, non_blocking=True)
+        if prefix is not None:
+            self.table.write_prefix(places, prefix)
+        self.table.write_suffix(places, suffix)
+
+    def _samples(self, members: list[Step], output: StreamOutput) -> dict[str, ChunkResult]:
+        longest, per_frame = output.waveform.shape[1], self.decoder.samples_per_frame
+        found: dict[str, ChunkResult] = {}
+        for step, samples in zip(members, output.waveform.unbind(0), strict=True):
+            length = step.frames * per_frame
+            found[step.request.request_id] = samples if length == longest else samples[:length]
+        return found
+
+    # ------------------------------------------------------------------------------------------------ reading
+
+    def state_of(self, request_id: str) -> tuple[LiveRequest, PrefixState | None, SuffixState]:
+        """A live request's record and copies of its state (one row each).
+
+        Raises:
+            InputError: no such live request.
+        """
+        request = self.book.live.get(request_id)
+        if request is None:
+            raise InputError(f"no live request {request_id!r}. Live: {', '.join(self.book.live) or 'none'}.")
+        if request.own_state is not None:
+            return request, *request.own_state
+        slots = torch.tensor([request.slot], device=self._device)
+        prefix = self.table.prefix(slots) if request.mode == "icl" else None
+        return request, prefix, self.table.suffix(slots, min(request.suffix_frames, self._window))

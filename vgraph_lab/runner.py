@@ -1,0 +1,262 @@
+"""The runner: loads a model, captures its graphs, executes batches of requests, shuts down.
+
+    GPUGenerationModelRunner(cfg) ─load_model─▶ loaded ─capture_model─▶ ready ─execute_model …─▶ ─shutdown─▶ shut down
+
+It owns the Manager and the device; the model owns mathematics, Targets and request state. A model that does not declare
+``supports_vocoder_cudagraph`` runs eager.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from types import TracebackType
+from typing import Any, Protocol, Self, runtime_checkable
+
+import torch
+
+from .config import StageConfig
+from .errors import ConfigError, InputError, LifecycleError
+from .graphs import (
+    CaptureProgress,
+    CaptureReport,
+    MemoryProfile,
+    StatsSink,
+    StatsSnapshot,
+    Target,
+    VocoderCUDAGraphManager,
+    create_backend,
+)
+from .graphs.backends import execution_lock
+from .graphs.manager import ProgressCallback
+from .requests import ChunkRequest, ChunkResult
+
+__all__ = ["GPUGenerationModelRunner", "GenerationModel", "RunnerState", "SupportsVocoderCUDAGraph"]
+
+logger = logging.getLogger(__name__)
+
+
+class GenerationModel(Protocol):
+    """What a runner needs of a model."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+
+    def __call__(self, chunks: Sequence[ChunkRequest]) -> Mapping[str, ChunkResult]:
+        """Decode one batch; one result for each request id."""
+
+    def abort(self, request_ids: Iterable[str]) -> list[str]:
+        """End requests early; returns those that were live."""
+
+
+@runtime_checkable
+class SupportsVocoderCUDAGraph(Protocol):
+    """The capability of a model whose callables a Manager may capture."""
+
+    supports_vocoder_cudagraph: bool
+
+    def get_vocoder_cudagraph_targets(self) -> Sequence[Target[Any]]:
+        """The Targets, always the same objects."""
+
+
+class RunnerState(Enum):
+    """Where a runner is in its life. It only moves forward."""
+
+    NEW = "new"
+    LOADED = "loaded"
+    READY = "ready"
+    SHUT_DOWN = "shut down"
+
+
+class GPUGenerationModelRunner:
+    """Drives one model on one device.
+
+    ::
+
+        with GPUGenerationModelRunner(cfg, device="auto") as runner:
+            runner.load_model(model)
+            print(runner.capture_model(progress=True))
+            samples = runner.execute_model([ChunkRequest("req-1", codes, ref_frames=72)])["req-1"]
+
+    Calls from several threads take turns; on CUDA, the work of each starts after that of the one before, whatever
+    streams they are on.
+
+    Args:
+        cfg: the stage's configuration.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+    """
+
+    def __init__(self, cfg: StageConfig, device: str | torch.device = "auto") -> None:
+        self.cfg, self.backend = cfg, create_backend(device)
+        self.device = self.backend.device
+        self.state = RunnerState.NEW
+        self.manager: VocoderCUDAGraphManager | None = None
+        self._model: GenerationModel | None = None
+        self._lock = execution_lock(self.device)
+
+    # ------------------------------------------------------------------------------------------------ lifecycle
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are accepted: only once every capture is over."""
+        return self.state is RunnerState.READY
+
+    @property
+    def model(self) -> GenerationModel:
+        """The loaded model.
+
+        Raises:
+            LifecycleError: none is loaded.
+        """
+        if self._model is None:
+            raise LifecycleError(f"no model is loaded (the runner is {self.state.value}). Call load_model(model).")
+        return self._model
+
+    def load_model(self, model: GenerationModel) -> None:
+        """Take a model, and check the configuration against what it declares.
+
+        Raises:
+            ConfigError: keys or Target ids that the model does not have, or a model on another device.
+            LifecycleError: a model is loaded already.
+        """
+        self._expect(RunnerState.NEW, "load_model", "Make another runner for another model")
+        if torch.device(model.device) != self.device:
+            raise ConfigError(f"the model is on {model.device}, the runner on {self.device}. Load the model with device='{self.device}'.")
+        if self._is_capable(model):
+            self.manager = self._new_manager(model)
+        else:
+            logger.warning(
+                "%s does not declare supports_vocoder_cudagraph: it runs eager, without graphs and without coverage statistics.",
+                type(model).__name__,
+            )
+        self._model, self.state = model, RunnerState.LOADED
+
+    def capture_model(self, progress: bool | ProgressCallback = False) -> CaptureReport:
+        """Capture all graphs that the configuration asks for; the runner is ready afterwards.
+
+        Args:
+            progress: True for a bar, or a callback.
+
+        Raises:
+            LifecycleError: no model is loaded, or it is captured already.
+            VGraphLabError: in strict mode, the first failure. Nothing is captured then, and the call may be repeated.
+        """
+        self._expect(RunnerState.LOADED, "capture_model", "Call load_model(model) once, then capture_model()")
+        with self._lock:
+            if self.manager is None:
+                why = {type(self.model).__name__: "it does not declare supports_vocoder_cudagraph"}
+                report = CaptureReport(str(self.device), (), why, 0.0, 0, 0, self.backend.memory().free_bytes)
+            else:
+                try:
+                    report = self.manager.capture(_callback(progress))
+                except BaseException:
+                    self.manager = self._new_manager(self.model)
+                    raise
+        self.state = RunnerState.READY
+        return report
+
+    def profile_memory(self, progress: bool | ProgressCallback = False) -> MemoryProfile:
+        """What the graphs would take, measured in a throwaway pool; ``capture_model`` afterwards compares.
+
+        Raises:
+            LifecycleError: the runner is not loaded, or captured already; or its model has no graphs.
+        """
+        self._expect(RunnerState.LOADED, "profile_memory", "Call it between load_model(model) and capture_model()")
+        if self.manager is None:
+            raise LifecycleError(f"{type(self.model).__name__} does not declare supports_vocoder_cudagraph: there is nothing to profile.")
+        with self._lock:
+            return self.manager.profile_memory(_callback(progress))
+
+    def shutdown(self) -> None:
+        """Release graphs and model. Safe to call twice. Statistics can still be read."""
+        with self._lock:
+            if self.manager is not None:
+                self.manager.clear()
+            self._model, self.state = None, RunnerState.SHUT_DOWN
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.shutdown()
+
+    # ------------------------------------------------------------------------------------------------ requests
+
+    def execute_model(self, requests: Sequence[ChunkRequest]) -> dict[str, ChunkResult]:
+        """Decode one batch of chunks, at most one of each request.
+
+        Returns:
+            By request id, in the order of the requests: float32 samples [n] on the device, not waited for; or a
+            :class:`~vgraph_lab.errors.RequestError` for a request that cannot be served. The others are served.
+
+        Raises:
+            InputError: ``requests`` is no sequence of ChunkRequests.
+            LifecycleError: the runner is not ready.
+            Exception: the device or a graph failed. No request has changed.
+        """
+        self._expect(RunnerState.READY, "execute_model", "Call load_model(model), then capture_model()")
+        for request in requests:
+            if not isinstance(request, ChunkRequest) or not isinstance(request.request_id, str):
+                raise InputError(f"execute_model takes ChunkRequests with text ids, got {request!r}.")
+        with self._lock:
+            return dict(self.model(requests))
+
+    def abort(self, request_ids: Iterable[str]) -> list[str]:
+        """End requests early and release their state.
+
+        Returns:
+            Ids that were live. Others have ended before or never began, which is not an error: an abort may come late.
+        """
+        self._expect(RunnerState.READY, "abort", "Only a ready runner has requests")
+        with self._lock:
+            return self.model.abort([request_ids] if isinstance(request_ids, str) else request_ids)
+
+    def stats(self) -> StatsSnapshot:
+        """Coverage statistics so far; empty for a model without the capability."""
+        return self.manager.stats() if self.manager else StatsSink().snapshot()
+
+    # ------------------------------------------------------------------------------------------------ inside
+
+    def _expect(self, state: RunnerState, step: str, instead: str) -> None:
+        if self.state is not state:
+            raise LifecycleError(f"{step} needs a runner that is {state.value}, this one is {self.state.value}. {instead}.")
+
+    @staticmethod
+    def _is_capable(model: GenerationModel) -> bool:
+        return bool(getattr(model, "supports_vocoder_cudagraph", False))
+
+    def _new_manager(self, model: GenerationModel) -> VocoderCUDAGraphManager:
+        if not isinstance(model, SupportsVocoderCUDAGraph):
+            raise ConfigError(f"{type(model).__name__} declares supports_vocoder_cudagraph, but has no get_vocoder_cudagraph_targets().")
+        targets = model.get_vocoder_cudagraph_targets()
+        ids = [target.target_id for target in targets]
+        extensions = getattr(model, "vocoder_cudagraph_extensions", None)
+        self.cfg.check_model(extensions, {*ids, *(extensions.targets if extensions else ())})
+        settings = self.cfg.graph_settings
+        # A model has the Targets of one mode at a time; overrides of its others wait for that mode.
+        overrides = {target_id: override for target_id, override in settings.targets.items() if target_id in ids}
+        return VocoderCUDAGraphManager(self.backend, targets, settings.model_copy(update={"targets": overrides}))
+
+    def __repr__(self) -> str:
+        return f"GPUGenerationModelRunner({self.state.value}, {self.device}, {type(self._model).__name__ if self._model else 'no model'})"
+
+
+def _callback(progress: bool | ProgressCallback) -> ProgressCallback | None:
+    return _ProgressBar() if progress is True else (progress or None)
+
+
+class _ProgressBar:
+    """A tqdm bar of one capture; a widget in notebooks, on stderr elsewhere."""
+
+    def __init__(self) -> None:
+        from tqdm.auto import tqdm
+
+        self._bar: Any = tqdm(desc="capture", unit="graph")
+
+    def __call__(self, progress: CaptureProgress) -> None:
+        self._bar.total, self._bar.n = progress.total, progress.done
+        self._bar.set_postfix_str("" if progress.descriptor is None else f"{progress.target_id} {progress.descriptor}")
+        if progress.done == progress.total:
+            self._bar.close()
