@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from vgraph_lab.bench.record import MeasurementRecord
+from vgraph_lab.bench.record import MeasurementRecord, check_writable
 from vgraph_lab.bench.stateless import bench_stateless
 from vgraph_lab.bench.timing import host_time_in_bursts_us, time_interleaved
+from vgraph_lab.errors import InputError
 from vgraph_lab.qwen3_tts.decoder import Code2WavDecoder
 
 
@@ -48,6 +51,27 @@ def test_stateless_record(tiny_decoder: Code2WavDecoder, tmp_path: Path) -> None
     written = json.loads(record.write(tmp_path / "deep" / "record.json").read_text())
     assert {"bench", "settings", "rows", "machine", "command", "commit", "measured_at"} == set(written)
     assert written["machine"]["torch"] == torch.__version__
+
+
+def test_a_place_for_a_record_is_tried_before_the_work(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new" / "record.json")
+    assert list((tmp_path / "new").iterdir()) == [], "the folder is made, and nothing is left in it"
+    with pytest.raises(InputError, match=r"it is a folder\. Choose another --output"):
+        check_writable(tmp_path / "new")
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot be written"):
+        check_writable(tmp_path / "file" / "record.json")
+
+
+def test_benches_work_without_jupyter() -> None:
+    """On a rented machine only torch and little else is installed."""
+    code = (
+        "import sys\n"
+        "for name in ('IPython', 'ipywidgets', 'jupyter_client', 'nbclient', 'nbconvert', 'nbformat'): sys.modules[name] = None\n"
+        "import vgraph_lab.cli, vgraph_lab.bench.stateless, vgraph_lab.bench.streaming, vgraph_lab.bench.service, vgraph_lab.bench.tables\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
 
 
 def test_commit_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:

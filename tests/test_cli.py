@@ -39,6 +39,8 @@ def test_a_device_of_no_known_kind_is_bad_input(monkeypatch: pytest.MonkeyPatch,
         ["doctor", "--device", "cpu:3"],
         ["voice", "--device", "gpu"],
         ["bench", "stateless", "--device", "gpu"],
+        ["bench", "streaming", "--device", "gpu"],
+        ["bench", "service", "--device", "gpu"],
     ):
         monkeypatch.setattr(sys, "argv", ["vgraph-lab", *command])
         with pytest.raises(SystemExit) as stop:
@@ -68,6 +70,56 @@ def test_record_that_cannot_be_written_is_found_out_first(
         main()
     assert stop.value.code == 2
     assert "cannot be written" in " ".join(capsys.readouterr().err.split())
+
+
+SMALL = ["--chunk-frames", "16", "--context-frames", "16", "--repeats", "1"]
+TINY_BENCHES = {
+    "streaming": ["--frames", "18", "--batch-sizes", "1", "--modes", "xvec", *SMALL],
+    "service": ["--requests", "1", "--concurrency", "1", "--kind", "xvec", *SMALL],
+}
+
+
+@pytest.mark.parametrize("bench", TINY_BENCHES)
+def test_streaming_benches_print_and_write_a_record(tiny_folder: Path, tmp_path: Path, bench: str) -> None:
+    output = tmp_path / "record.json"
+    arguments = ["bench", bench, "--checkpoint", str(tiny_folder), "--device", "cpu", *TINY_BENCHES[bench], "--output", str(output)]
+    result = runner.invoke(app, [*arguments, *(["--json"] if bench == "streaming" else [])])
+    assert result.exit_code == 0, result.output
+    record = json.loads(output.read_text())
+    if bench == "streaming":
+        assert json.loads(result.stdout) == record
+    else:
+        assert "mean ttfp ms" in result.stdout
+    assert record["bench"] == bench
+    assert record["settings"]["weights"] == str(tiny_folder)
+    assert record["settings"]["dtype"] == "float32", "the default on a CPU"
+    assert record["settings"]["connector"] == {
+        "codec_chunk_frames": 16, "initial_codec_chunk_frames": 1, "codec_left_context_frames": 16, "codec_chunk_ramp": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["streaming", "--modes", "icl,vec"], "accepted are 'icl' and 'xvec'"),
+        (["service", "--talker-frames-per-s", "0"], "talker_frames_per_s must be above 0"),
+        (["service", "--checkpoint", "nowhere"], "nowhere"),
+    ],
+)
+def test_benches_refuse_what_cannot_be_measured(
+    tiny_folder: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--checkpoint", str(tiny_folder), "--concurrency", "1"] if arguments[0] == "service" else ["--checkpoint", str(tiny_folder)]
+    monkeypatch.setattr(sys, "argv", ["vgraph-lab", "bench", arguments[0], "--device", "cpu", *given, *SMALL, *arguments[1:]])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("option", ["--frames", "--repeats"])
+def test_benches_refuse_numbers_below_one(option: str) -> None:
+    assert runner.invoke(app, ["bench", "streaming", "--device", "cpu", option, "0"]).exit_code == 2
 
 
 def test_version() -> None:

@@ -123,10 +123,13 @@ class GenerationContract(ManagerSuite):
         self.call(backend, target, 16, 8192)
         self.call(backend, target, 4, 8192)
         self.call(backend, target, 16, 8192)
-        assert (manager.generation, manager.rejections()["toy.main", huge].reason) == (2, R.OVER_BUDGET)
+        # CUDA cannot give back what the rejected capture took while another graph of the pool lives: it retires once more.
+        generation = 2 if backend.name == "cpu" else 3
+        assert (manager.generation, manager.rejections()["toy.main", huge].reason) == (generation, R.OVER_BUDGET)
+        assert manager.charged_bytes <= (manager.settings.max_memory_bytes or 0)
         self.call(backend, target, 4, 8192, times=9)
         self.call(backend, target, 16, 8192, times=3)
-        assert (manager.generation, manager.stats().reasons()) == (2, {R.OVER_BUDGET: 5})
+        assert (manager.generation, manager.stats().reasons()) == (generation, {R.OVER_BUDGET: 5})
         assert target.routine.events.count(f"allocate {huge}") == 2
 
     def test_start_up_alone_is_never_retired(self, backend: GraphBackend, make: MakeManager) -> None:

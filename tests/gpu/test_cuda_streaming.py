@@ -79,7 +79,7 @@ def test_a_steady_chunk_copies_in_codes_and_slots_only(device: str) -> None:
         for i in range(4):
             runner.execute_model([s.chunk(i) for s in streams])
         torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as prof:
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as prof:
             runner.execute_model([s.chunk(4, finished=False) for s in streams])
             torch.cuda.synchronize()
     launches = {e.key: e.count for e in prof.key_averages() if e.key in ("cudaGraphLaunch", "cudaLaunchKernel", "cudaMemcpyAsync")}

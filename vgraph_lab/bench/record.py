@@ -9,12 +9,15 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from errno import EISDIR
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["MeasurementRecord", "describe_machine"]
+from vgraph_lab.errors import InputError
+
+__all__ = ["MeasurementRecord", "check_writable", "describe_machine"]
 
 
 def describe_machine(device: torch.device) -> dict[str, str]:
@@ -24,6 +27,7 @@ def describe_machine(device: torch.device) -> dict[str, str]:
         facts["card"] = torch.cuda.get_device_name(device)
         facts["cuda"] = str(torch.version.cuda)
         facts["cudnn"] = str(torch.backends.cudnn.version())
+        facts["cudnn_benchmark"] = str(torch.backends.cudnn.benchmark)
         facts["driver"] = _first_line(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
     else:
         facts["card"] = f"CPU, {torch.get_num_threads()} threads"
@@ -73,3 +77,20 @@ class MeasurementRecord:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.to_json(), encoding="utf-8")
         return path
+
+
+def check_writable(output: Path) -> None:
+    """Find out before the work is done, not after it; makes the folder and leaves no file.
+
+    Raises:
+        InputError: a file cannot be written there.
+    """
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if output.is_dir():
+            raise IsADirectoryError(EISDIR, "it is a folder")
+        probe = output.with_name(output.name + ".partial")
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise InputError(f"{output} cannot be written: {error.strerror}. Choose another --output.") from error

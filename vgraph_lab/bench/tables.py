@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
+from rich.markup import escape
 from rich.table import Table
 
 from .record import MeasurementRecord
 
-__all__ = ["stateless_table"]
+__all__ = ["service_table", "stateless_table", "streaming_table"]
 
 
 def stateless_table(record: MeasurementRecord) -> Group:
     """Median milliseconds of each shape, and below them what the captures took."""
     on_gpu = "cuda" in record.machine
-    title = f"{record.machine['card']}, {record.settings['dtype']}, {record.settings['weights']}"
-    table = Table(title=title, title_justify="left", caption="median ms", caption_justify="left")
+    table = Table(title=_title(record), title_justify="left", caption="median ms", caption_justify="left")
     host_headings = ("host eager", "host handle", "handle adds") if on_gpu else ()
     for heading in ("B", "T", "eager", "replay", "handle", "eager ÷ handle", *host_headings):
         table.add_column(heading, justify="right")
@@ -30,6 +31,67 @@ def stateless_table(record: MeasurementRecord) -> Group:
 
 
 _CAPTURES = (("through the Manager", "capture"), ("by hand", "capture_by_hand"))
+
+
+def streaming_table(record: MeasurementRecord) -> Group:
+    """Median milliseconds of each kind of chunk, eager and through graphs; below them capture, state and coverage."""
+    on_gpu = "cuda" in record.machine
+    phases = [phase for phase in ("first", "growing", "steady", "tail") if any(f"speedup_{phase}" in row for row in record.rows)]
+    columns = {phase: f"{phase}_wall_ms" for phase in phases}
+    caption = "median ms; growing: fewer than W frames kept; steady: W frames kept"
+    if on_gpu:
+        columns |= {f"host {phase}": f"{phase}_host_ms" for phase in phases if phase in ("first", "steady")}
+        caption += "; host: until the call returns; burst: host time per steady call without waiting"
+    table = Table(title=_title(record), title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD)
+    table.pad_edge, table.collapse_padding = False, True  # a terminal has 80 columns
+    for heading in ("mode", "B", "", *columns, *(("burst",) if on_gpu else ())):
+        table.add_column(heading, justify="right" if heading not in ("mode", "") else "left")
+    for row in record.rows:
+        for variant, name in (("eager", [row["mode"], str(row["batch_size"])]), ("graphs", ["", ""])):
+            burst = row.get(f"{variant}_steady_burst_host_us")
+            cells = [_figure(row.get(f"{variant}_{key}"), ".2f") for key in columns.values()]
+            table.add_row(*name, variant, *cells, *([_figure(burst and burst / 1e3, ".2f")] if on_gpu else ()))
+        table.add_row("", "", "÷", *(_figure(row.get(f"speedup_{phase}"), ".2f") for phase in phases), end_section=True, style="bold")
+    capture, state = record.settings["capture"], record.settings["request_state_bytes"] / 2**20
+    hits, fallbacks = (sum(row[key] for row in record.rows) for key in ("graph_hits", "graph_fallbacks"))
+    difference = max(value for row in record.rows for key, value in row.items() if key.startswith("largest_difference"))
+    return Group(
+        table,
+        f"{_captures('through the Manager', capture)}, {capture['static_buffer_bytes'] / 2**20:,.1f} MiB of static buffers",
+        f"{state:,.1f} MiB of request state; largest difference from eager {difference:.2g}",
+        _coverage(hits, fallbacks),
+    )
+
+
+def service_table(record: MeasurementRecord) -> Group:
+    """The figures that a service is judged by, eager against graphs, with the change in percent."""
+    s = record.settings
+    table = Table(title=_title(record), title_justify="left", caption_justify="left")
+    runs = "one run" if s["repeats"] == 1 else f"medians of {s['repeats']} runs"
+    table.caption = f"{runs}; virtual time, {s['talker_frames_per_s']:g} frames/s from the talker of each request"
+    table.add_column(f"{s['requests']} requests, {s['concurrency']} at once")
+    for heading in ("eager", "graphs", "change %"):
+        table.add_column(heading, justify="right")
+    absent = []
+    for row in record.rows:
+        cells = [_figure(row[name], ",.4g") for name in ("eager", "graphs")]
+        table.add_row(row["metric"].replace("_", " "), *cells, _figure(row["change_percent"], "+.1f"))
+        if row["absent_because"]:
+            absent.append(escape(f"no {row['metric'].replace('_', ' ')}: {row['absent_because']}"))
+    coverage = _coverage(s["graph_hits"], s["graph_fallbacks"])
+    return Group(table, _captures("through the Manager", s["capture"]), coverage, *absent)
+
+
+def _title(record: MeasurementRecord) -> str:
+    return escape(f"{record.machine['card']}, {record.settings['dtype']}, {record.settings['weights']}")
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _coverage(hits: int, fallbacks: int) -> str:
+    return f"{hits} Target calls replayed a graph, {fallbacks} ran eager"
 
 
 def _captures(words: str, figures: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 from time import perf_counter_ns
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Timing", "host_time_in_bursts_us", "time_interleaved"]
+__all__ = ["Timing", "host_time_in_bursts_us", "summarise_times", "time_interleaved", "time_once"]
 
 _LEAST_ROUNDS = 10
 
@@ -60,10 +60,10 @@ def time_interleaved(
         if done >= _LEAST_ROUNDS and perf_counter_ns() - start > seconds * 1e9:
             break
         for name, run in variants.items():
-            wall, host = _time_once(run, device)
+            wall, host = time_once(run, device)
             walls[name].append(wall)
             hosts[name].append(host)
-    return {name: _summary(walls[name], hosts[name]) for name in variants}
+    return {name: summarise_times(walls[name], hosts[name]) for name in variants}
 
 
 def host_time_in_bursts_us(
@@ -90,7 +90,8 @@ def host_time_in_bursts_us(
     return median(per_call)
 
 
-def _time_once(run: Callable[[], Any], device: torch.device) -> tuple[float, float]:
+def time_once(run: Callable[[], Any], device: torch.device) -> tuple[float, float]:
+    """Wall and host milliseconds of one run from an idle device; on a CPU the two are the same."""
     if device.type != "cuda":
         start = perf_counter_ns()
         run()
@@ -107,8 +108,10 @@ def _time_once(run: Callable[[], Any], device: torch.device) -> tuple[float, flo
     return float(begin.elapsed_time(end)), host
 
 
-def _summary(walls: list[float], hosts: list[float]) -> Timing:
-    def tails(values: list[float]) -> tuple[float, float]:
+def summarise_times(walls: Sequence[float], hosts: Sequence[float]) -> Timing:
+    """Medians and tails of runs, in the unit in which they come."""
+
+    def tails(values: Sequence[float]) -> tuple[float, float]:
         deciles = quantiles(values, n=10) if len(values) > 1 else [values[0]] * 9
         return deciles[0], deciles[-1]
 

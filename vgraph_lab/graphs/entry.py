@@ -14,7 +14,7 @@ from vgraph_lab.errors import FallbackReason, ReplayError
 from .backends.base import CapturedGraph
 from .descriptor import Descriptor
 from .routine import Buffers
-from .structure import signature
+from .structure import is_like, signature
 
 __all__ = ["CaptureCost", "GraphEntry", "Rejection"]
 
@@ -92,8 +92,6 @@ class GraphEntry:
         self._owned = owned  # the graph reads their addresses, so they must not be freed before it
         self.last_use_unix_s: float | None = None
         self.is_released = False
-        self._structure = signature(output, shapes=False)
-        self._dtype = output.dtype if isinstance(output, Tensor) else None
 
     def check_structure(self, output: Any) -> None:
         """Refuse a materialised output whose nesting or dtypes are not those of the captured one.
@@ -101,12 +99,10 @@ class GraphEntry:
         Raises:
             ReplayError: the Routine's ``output_after_replay`` changed the structure.
         """
-        if isinstance(output, Tensor) and output.dtype is self._dtype:
-            return  # the usual case, in a tenth of the time
-        found = signature(output, shapes=False)
-        if found != self._structure:
+        if not is_like(output, self.output):
+            found, captured = signature(output, shapes=False), signature(self.output, shapes=False)
             raise ReplayError(
-                f"output_after_replay of {self.target_id} returned {found}, the captured output is {self._structure}. "
+                f"output_after_replay of {self.target_id} returned {found}, the captured output is {captured}. "
                 "Cut tensors as you like, but keep the structure and the dtypes."
             )
 

@@ -137,4 +137,7 @@ class LazyCapture:
             self._postponed[descriptor] = limit
             return limit
         generations.retire(f"{self._target.target_id} {descriptor} ({limit.reason}: {limit.detail})")
-        return self._store.attempt(self._target, descriptor, lazy=True)
+        result = self._store.attempt(self._target, descriptor, lazy=True)
+        if self._store.is_over_limit:  # CUDA keeps a rejected capture's segments as long as any graph of the pool lives
+            generations.retire(f"what the rejected capture of {self._target.target_id} {descriptor} left in the pool")
+        return result

@@ -62,6 +62,12 @@ class GraphStore:
         """What counts against ``max_memory_bytes``: static buffers plus everything that the pool holds."""
         return self.static_buffer_bytes + self.pool.reserved_bytes
 
+    @property
+    def is_over_limit(self) -> bool:
+        """Whether the graphs hold more than ``max_memory_bytes``."""
+        limit = self.settings.max_memory_bytes
+        return limit is not None and self.charged_bytes > limit
+
     def attempt(self, target: Target[Any], descriptor: Descriptor, *, lazy: bool, strict: bool = False) -> GraphEntry | Rejection:
         """Capture within the budget and keep the entry; or keep nothing, remember why, and return that.
 

@@ -75,8 +75,8 @@ class StreamingPath:
             for step in self.transitions.steps
         ]
         suffix = SuffixRoutine(decoder, self.table, self.transitions, steps, debug=debug)
-        self._icl_prefix = Target(ICL_PREFIX_TARGET_ID, IclPrefixRoutine(decoder, starts, debug=debug), starts)
-        self._xvec_prefix = Target(XVEC_PREFIX_TARGET_ID, XvecPrefixRoutine(decoder, starts, debug=debug), starts)
+        self._icl_prefix = Target(ICL_PREFIX_TARGET_ID, IclPrefixRoutine(decoder, self.table, starts, debug=debug), starts)
+        self._xvec_prefix = Target(XVEC_PREFIX_TARGET_ID, XvecPrefixRoutine(decoder, self.table, starts, debug=debug), starts)
         self._suffix = Target(SUFFIX_TARGET_ID, suffix, steps)
 
     @property
@@ -92,7 +92,8 @@ class StreamingPath:
             rows = 1 if group[3] else self._largest_batch
             for start in range(0, len(members), rows):
                 done += self._decode(group, members[start : start + rows], refused)
-        results: dict[str, ChunkResult] = dict.fromkeys(ending, torch.zeros(0, device=self._device)) | refused
+        results: dict[str, ChunkResult] = {request_id: torch.zeros(0, device=self._device) for request_id in ending}
+        results |= refused
         for members, output in done:
             self._commit(members, output)
             results |= self._samples(members, output)
@@ -174,7 +175,7 @@ class StreamingPath:
         if len(going_on) < len(members):
             rows = torch.tensor(going_on).to(self._device, non_blocking=True)
             prefix = prefix and PrefixState(*(t.index_select(0, rows) for t in prefix))
-            suffix = SuffixState(*(t.index_select(0, rows) for t in suffix))
+            suffix = suffix.index_select(0, rows)
         requests = [members[row].request for row in going_on]
         slots = [
             self.book.begin(request) if members[row].is_first else request.slot for row, request in zip(going_on, requests, strict=True)
@@ -186,7 +187,7 @@ class StreamingPath:
             before = first.own_state
             kept_prefix = prefix if before is None else before.prefix
             assert kept_prefix is not None
-            first.own_state = OwnState(kept_prefix, suffix)
+            first.own_state = OwnState(kept_prefix, self.table.unpacked(suffix, first.suffix_frames))
             return
         places = torch.tensor(slots).to(self._device, non_blocking=True)
         if prefix is not None:

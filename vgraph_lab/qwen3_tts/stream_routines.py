@@ -37,12 +37,12 @@ class StreamOutput(NamedTuple):
     Attributes:
         waveform: float32 [B, n * samples_per_frame], the new samples.
         prefix: what the references leave behind; None unless the step ran them.
-        suffix: the next state; right only for rows whose frames were not padded.
+        suffix: the next state, rows as the state table packs them; right only for rows whose frames were not padded.
     """
 
     waveform: Tensor
     prefix: PrefixState | None
-    suffix: SuffixState
+    suffix: Tensor
 
 
 class OwnState(NamedTuple):
@@ -73,8 +73,8 @@ class _StreamRoutine(Routine[StreamOutput]):
     are on the right, behind all real ones, and every step is causal.
     """
 
-    def __init__(self, decoder: Code2WavDecoder, *, debug: bool = False) -> None:
-        self.decoder, self.debug = decoder, debug
+    def __init__(self, decoder: Code2WavDecoder, table: StateTable, *, debug: bool = False) -> None:
+        self.decoder, self.debug, self._table = decoder, debug, table
         self._device, self._samples_per_frame = decoder.device, decoder.samples_per_frame
         self._window = decoder.geometry.sliding_window
 
@@ -124,22 +124,22 @@ class _StreamRoutine(Routine[StreamOutput]):
         if rows != static[0]:
             waveform = waveform[:rows]
             prefix = prefix and PrefixState(*(t[:rows] for t in prefix))
-            suffix = SuffixState(*(t[:rows] for t in suffix))
+            suffix = suffix[:rows]
         return StreamOutput(waveform, prefix, suffix)
 
     def _to_device(self, value: Tensor) -> Tensor:
         return value.to(self._device, torch.int64, non_blocking=True)
 
-    def _decode(self, codes: Tensor, prefix: PrefixState | None, suffix: SuffixState | None) -> tuple[Tensor, SuffixState]:
+    def _decode(self, codes: Tensor, prefix: PrefixState | None, suffix: SuffixState | None) -> tuple[Tensor, Tensor]:
         waveform, after = suffix_step(self.decoder, codes, prefix=prefix, suffix=suffix)
-        return waveform[:, 0].float(), after
+        return waveform[:, 0].float(), self._table.packed(after)
 
 
 class _FirstChunkRoutine(_StreamRoutine):
     """Resolution of first chunks: by rows and new frames."""
 
-    def __init__(self, decoder: Code2WavDecoder, descriptors: Sequence[Descriptor], *, debug: bool = False) -> None:
-        super().__init__(decoder, debug=debug)
+    def __init__(self, decoder: Code2WavDecoder, table: StateTable, descriptors: Sequence[Descriptor], *, debug: bool = False) -> None:
+        super().__init__(decoder, table, debug=debug)
         by_work = sorted(descriptors, key=lambda d: (d.work, d.frames))
 
         @lru_cache(maxsize=4096)
@@ -265,8 +265,7 @@ class SuffixRoutine(_StreamRoutine):
         *,
         debug: bool = False,
     ) -> None:
-        super().__init__(decoder, debug=debug)
-        self._table = table
+        super().__init__(decoder, table, debug=debug)
         by_work = sorted(descriptors, key=lambda d: (d.work, d.frames))
 
         @lru_cache(maxsize=4096)

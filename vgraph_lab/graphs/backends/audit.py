@@ -130,6 +130,11 @@ class CheckedMode(TorchDispatchMode, ABC):
 
     supports_higher_order_operators = True  # they are let in to be refused with the user's line
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would import its whole compiler (seconds) only to keep it away from this mode; compiled code is refused anyway."""
+        return False
+
     def __init__(self, origins: Origins) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.origins = origins

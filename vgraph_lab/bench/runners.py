@@ -1,0 +1,73 @@
+"""The two sides of a comparison: one decoder behind an eager runner and behind a runner with graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from vgraph_lab.config import ConnectorConfig, StageConfig
+from vgraph_lab.graphs import CaptureReport
+from vgraph_lab.qwen3_tts.code2wav import Qwen3TTSCode2Wav
+from vgraph_lab.qwen3_tts.decoder import Code2WavDecoder
+from vgraph_lab.runner import GPUGenerationModelRunner
+
+__all__ = ["Progress", "RunnerPair", "runner_pair"]
+
+Progress = Callable[[str], None]
+"""Told what is being done."""
+
+
+@dataclass(frozen=True)
+class RunnerPair:
+    """Two ready runners on the same weights.
+
+    Attributes:
+        runners: ``eager`` and ``graphs``.
+        report: what the second one captured.
+        state_bytes: request state of one of the models.
+    """
+
+    runners: Mapping[str, GPUGenerationModelRunner]
+    report: CaptureReport
+    state_bytes: int
+
+    def capture_figures(self) -> dict[str, Any]:
+        """The capture in figures, for a record."""
+        costs = [outcome.cost for outcome in self.report.outcomes if outcome.cost]
+        return {
+            "graphs": self.report.captured,
+            "failed": self.report.failed,
+            "seconds": self.report.seconds,
+            "capture_seconds": sum(cost.capture_s for cost in costs),
+            "static_buffer_bytes": self.report.static_buffer_bytes,
+            "pool_reserved_bytes": self.report.pool_reserved_bytes,
+        }
+
+
+@contextmanager
+def runner_pair(
+    decoder: Code2WavDecoder, connector: ConnectorConfig, *, batch_sizes: Sequence[int], max_num_seqs: int, progress: Progress
+) -> Iterator[RunnerPair]:
+    """Build both runners, capture the second one's graphs, and shut both down at the end.
+
+    Args:
+        decoder: shared by both; its device is theirs.
+        connector: how chunks are delivered.
+        batch_sizes: row counts to capture each shape for; the largest is also the most rows of an eager call.
+        max_num_seqs: live requests for which each model keeps state.
+        progress: told each graph that is being captured.
+    """
+    graphs = {"capture_batch_sizes": sorted(batch_sizes)}
+    stage = {"connector": connector.model_dump(), "max_num_seqs": max_num_seqs, "vocoder_cudagraph": graphs}
+    with ExitStack() as stack:
+        runners: dict[str, GPUGenerationModelRunner] = {}
+        for name in ("eager", "graphs"):
+            cfg = StageConfig.from_dict({**stage, "enforce_eager": name == "eager"})
+            model = Qwen3TTSCode2Wav(decoder, cfg)
+            runners[name] = stack.enter_context(GPUGenerationModelRunner(cfg, decoder.device))
+            runners[name].load_model(model)
+        runners["eager"].capture_model()
+        report = runners["graphs"].capture_model(lambda step: progress(f"capturing {step}"))
+        yield RunnerPair(runners, report, model.state_bytes)
