@@ -24,7 +24,8 @@ VERDICT = (
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> TourResult:
-    return run_tour(tmp_path_factory.mktemp("tour") / "new" / "folder" / "tour.html")
+    """The first notebook alone: each is executed and compared by nbval, too."""
+    return run_tour(tmp_path_factory.mktemp("tour") / "new" / "folder" / "tour.html", notebook=notebook_path())
 
 
 def write(path: Path, *sources: str) -> Path:
@@ -35,19 +36,22 @@ def write(path: Path, *sources: str) -> Path:
 
 def test_tour_passes_and_says_so_in_ten_lines(result):
     assert result.passed
-    assert result.summary.verdict() == VERDICT
+    assert result.summaries["01_capture.ipynb"].verdict() == VERDICT
     lines = str(result).splitlines()
     assert len(lines) == 10
     assert [line.split("  ")[0].strip() for line in lines[1:]] == [
         "graphs", "memory", "calls", "hit rate", "padding", "speed", "largest difference", "after clean-up", "report",
     ]  # fmt: skip
     assert str(result.report) in lines[-1]
-    assert json.loads(result.to_json())["graphs_captured"] == 3
+    told = json.loads(result.to_json())
+    assert told["passed"] is True
+    assert told["notebooks"]["01_capture.ipynb"]["graphs_captured"] == 3
+    assert told["notebooks"]["01_capture.ipynb"]["verdict"] == VERDICT
 
 
 def test_figures_are_those_of_the_clips(result):
     """49 to 78 frames against buckets of 50, 56 and 69: counted by hand from the manifest's codes."""
-    found = result.summary
+    found = result.summaries["01_capture.ipynb"]
     assert (found.exact_hits, found.padded_hits, found.fallbacks, found.errors) == (7, 11, {"shape_not_covered": 2}, 0)
     assert found.wasted_share == pytest.approx(48 / (1021 + 48))
     assert found.pool_bytes > 0
@@ -59,9 +63,51 @@ def test_report_holds_audio_and_needs_nothing_else(result):
     assert VERDICT in page
     assert page.count("data:audio/wav;base64,") == 10  # two of the four differences are silent
     assert page.count("silent: identical") >= 2
+    assert page.count("<b>eager (fallback)</b>") == 1
+    assert page.count("<b>graph</b>") == 3
     for fetched in ('src="http', "<link", "@import", "<script", "url(http", "widget-view"):
         assert fetched not in page
     assert list(result.report.parent.iterdir()) == [result.report]
+
+
+def summary_cell(passed: bool) -> str:
+    """Source of a cell that displays a streaming summary as a notebook's own code would."""
+    return (
+        "from vgraph_lab.inspect import StreamingSummary\n"
+        f"StreamingSummary('cpu', 2, 2, 1.0, 0, 0, 0, {{'a.b': 1}}, {{}}, 0, 1, {int(passed)}, {{'exact hit': 2}}, 2, 0.0, {{}}, 0)"
+    )
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_a_tour_has_a_chapter_per_notebook(tmp_path, monkeypatch, passed):
+    (tmp_path / "notebooks").mkdir()
+    for name, good in (("one.ipynb", True), ("two.ipynb", passed)):
+        write(tmp_path / "notebooks" / name, summary_cell(good), f"print('I am {name}')")
+    monkeypatch.setattr(tour, "_PACKAGE", tmp_path / "vgraph_lab")
+    monkeypatch.setattr(tour, "_NOTEBOOKS", ("one.ipynb", "two.ipynb"))
+    found = run_tour(tmp_path / "out.html")
+    assert list(found.summaries) == ["one.ipynb", "two.ipynb"]
+    assert found.passed is passed
+    page = (tmp_path / "out.html").read_text()
+    assert page.index("I am one.ipynb") < page.index("I am two.ipynb")
+    assert ("FAIL: " in page) is not passed
+    assert str(found).count("graphs captured") == 2
+
+
+def test_a_notebook_that_fails_keeps_the_chapters_before_it(tmp_path, monkeypatch):
+    (tmp_path / "notebooks").mkdir()
+    write(tmp_path / "notebooks" / "one.ipynb", summary_cell(True))
+    write(tmp_path / "notebooks" / "two.ipynb", "print('so far')", "1 / 0")
+    monkeypatch.setattr(tour, "_PACKAGE", tmp_path / "vgraph_lab")
+    monkeypatch.setattr(tour, "_NOTEBOOKS", ("one.ipynb", "two.ipynb"))
+    with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
+        run_tour(tmp_path / "out.html")
+    page = (tmp_path / "out.html").read_text()
+    assert page.index("PASS: 2/2 graphs captured") < page.index("FAIL: a cell of the notebook raised an error") < page.index("so far")
+
+
+def test_the_tour_runs_the_notebooks_of_this_package():
+    assert [notebook_path(name).name for name in tour._NOTEBOOKS] == [path.name for path in NOTEBOOKS]
 
 
 def test_a_failing_cell_leaves_a_report_up_to_it(tmp_path):

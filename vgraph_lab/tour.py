@@ -1,16 +1,16 @@
-"""The tour: run the first notebook headless and write what it shows as one HTML file."""
+"""The tour: run the notebooks headless and write what they show as one HTML file."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from errno import EISDIR
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import nbformat
 import torch
@@ -19,46 +19,56 @@ from nbclient.exceptions import CellExecutionError
 from tqdm import tqdm
 
 from . import __version__
+from .bench.record import check_writable
 from .errors import InputError
+from .inspect.streaming_summary import STREAMING_MIME, StreamingSummary
 from .inspect.summary import SUMMARY_MIME, CaptureSummary
-from .views.report_page import report_page
+from .views.report_page import Chapter, report_page
 
-__all__ = ["TourResult", "check_writable", "notebook_path", "run_tour"]
+__all__ = ["TourResult", "notebook_path", "run_tour"]
 
 _PACKAGE = Path(__file__).resolve().parent
-_FIRST = "01_capture.ipynb"
+_NOTEBOOKS = ("01_capture.ipynb", "02_streaming.ipynb")
+
+Summary: TypeAlias = CaptureSummary | StreamingSummary
+_READERS: dict[str, Callable[[Any], Summary]] = {SUMMARY_MIME: CaptureSummary.from_json, STREAMING_MIME: StreamingSummary.from_json}
 
 
 @dataclass(frozen=True, slots=True)
 class TourResult:
-    """What a tour found. Printing it gives ten lines.
+    """What a tour found. Printing it gives each notebook's verdict and figures.
 
     Attributes:
         report: the HTML file.
-        summary: the figures that the notebook handed over.
-        seconds: wall time of the notebook and the report.
+        summaries: the figures that each notebook handed over, by its file name.
+        seconds: wall time of the notebooks and the report.
     """
 
     report: Path
-    summary: CaptureSummary
+    summaries: Mapping[str, Summary]
     seconds: float
 
     @property
     def passed(self) -> bool:
-        """The notebook's verdict."""
-        return self.summary.passed
+        """Whether every notebook's verdict is good."""
+        return all(summary.passed for summary in self.summaries.values())
 
     def to_json(self) -> str:
-        """The figures, the verdict and where the report is, as JSON."""
-        found = {"verdict": self.summary.verdict(), "passed": self.passed, "report": str(self.report), "seconds": round(self.seconds, 1)}
-        return json.dumps({**found, **self.summary.to_json()}, indent=1)
+        """The verdicts and figures by notebook, and where the report is, as JSON."""
+        notebooks = {
+            name: {"verdict": summary.verdict(), "passed": summary.passed, **summary.to_json()} for name, summary in self.summaries.items()
+        }
+        return json.dumps(
+            {"passed": self.passed, "report": str(self.report), "seconds": round(self.seconds, 1), "notebooks": notebooks}, indent=1
+        )
 
     def __str__(self) -> str:
         size_mb = self.report.stat().st_size / 1e6
-        return f"{self.summary}\n{'report'.ljust(18)}  {self.report} ({size_mb:.1f} MB, {self.seconds:.0f} s)"
+        parts = [str(summary) for summary in self.summaries.values()]
+        return "\n\n".join(parts) + f"\n{'report'.ljust(18)}  {self.report} ({size_mb:.1f} MB, {self.seconds:.0f} s)"
 
 
-def notebook_path(name: str = _FIRST) -> Path:
+def notebook_path(name: str = _NOTEBOOKS[0]) -> Path:
     """A notebook of this package: ``notebooks/`` in a checkout, ``vgraph_lab/_notebooks`` in an installed wheel.
 
     Raises:
@@ -71,31 +81,15 @@ def notebook_path(name: str = _FIRST) -> Path:
     raise InputError(f"there is no notebook {name}; looked for {' and '.join(map(str, candidates))}. Reinstall vgraph-lab.")
 
 
-def check_writable(output: Path) -> None:
-    """Find out before the work is done, not after it; makes the folder and leaves no file.
-
-    Raises:
-        InputError: a file cannot be written there.
-    """
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        if output.is_dir():
-            raise IsADirectoryError(EISDIR, "it is a folder")
-        probe = output.with_name(output.name + ".partial")
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise InputError(f"{output} cannot be written: {error.strerror}. Choose another --output.") from error
-
-
 def run_tour(output: str | Path = Path("build/tour.html"), *, notebook: str | Path | None = None, timeout_s: float = 600) -> TourResult:
-    """Execute a notebook in a kernel of this interpreter and write a self-contained report.
+    """Execute notebooks, each in a kernel of this interpreter, and write a self-contained report.
 
-    The notebook hands its figures over by displaying a :class:`~vgraph_lab.inspect.summary.CaptureSummary`.
+    A notebook hands its figures over by displaying a :class:`~vgraph_lab.inspect.summary.CaptureSummary` or a
+    :class:`~vgraph_lab.inspect.streaming_summary.StreamingSummary`.
 
     Args:
         output: the HTML file to write; it appears whole or not at all, and its folder is made.
-        notebook: which one; the first of this package by default.
+        notebook: a single one in place of this package's.
         timeout_s: limit for one cell, in seconds.
 
     Raises:
@@ -103,41 +97,40 @@ def run_tour(output: str | Path = Path("build/tour.html"), *, notebook: str | Pa
         nbclient.exceptions.CellExecutionError: a cell raised. The report up to that cell is written all the same.
         nbclient.exceptions.CellTimeoutError: a cell took longer than ``timeout_s``.
     """
-    start = perf_counter()
-    path, output = Path(notebook) if notebook is not None else notebook_path(), Path(output)
-    if not path.is_file():
-        raise InputError(f"{path} is not a notebook file.")
+    start, output = perf_counter(), Path(output)
+    paths = [notebook_path(name) for name in _NOTEBOOKS] if notebook is None else [Path(notebook)]
+    for path in paths:
+        if not path.is_file():
+            raise InputError(f"{path} is not a notebook file.")
     check_writable(output)
-    executed = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
-    try:
-        _execute(executed, path.parent, timeout_s)
-    except CellExecutionError as error:
-        failed = {"notebook": str(path), "error": f"{error.ename}: {error.evalue}"}
-        _write(
-            output,
-            path.name,
-            executed,
-            verdict="FAIL: a cell of the notebook raised an error",
-            passed=False,
-            figures=failed,
-            seconds=perf_counter() - start,
-        )
-        error.add_note(f"The report up to the failing cell is {output}")
-        raise
-    summary = _handed_over(executed, path)
-    seconds = perf_counter() - start
-    _write(output, path.name, executed, verdict=summary.verdict(), passed=summary.passed, figures=summary.figures(), seconds=seconds)
-    return TourResult(output, summary, perf_counter() - start)
+    chapters: list[Chapter] = []
+    summaries: dict[str, Summary] = {}
+    for path in paths:
+        began = perf_counter()
+        executed = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+        try:
+            _execute(executed, path, timeout_s)
+        except CellExecutionError as error:
+            figures = {"notebook": str(path), "error": f"{error.ename}: {error.evalue}"}
+            verdict = "FAIL: a cell of the notebook raised an error"
+            chapters.append(Chapter(executed, verdict, False, figures, _origin(path, perf_counter() - began)))
+            _write(output, chapters)
+            error.add_note(f"The report up to the failing cell is {output}")
+            raise
+        summary = summaries[path.name] = _handed_over(executed, path)
+        chapters.append(Chapter(executed, summary.verdict(), summary.passed, summary.figures(), _origin(path, perf_counter() - began)))
+    _write(output, chapters)
+    return TourResult(output, summaries, perf_counter() - start)
 
 
-def _execute(notebook: Any, folder: Path, timeout_s: float) -> None:
+def _execute(notebook: Any, path: Path, timeout_s: float) -> None:
     """Run all cells in place, in a kernel of this very interpreter whatever kernels the user has installed."""
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
 
     specs = KernelSpecManager(kernel_dirs=[])  # no folders: only the native kernel, which is sys.executable
     kernel = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs)
-    cells = tqdm(total=len(notebook.cells), desc="cells", unit="cell", disable=None)  # on a terminal only
+    cells = tqdm(total=len(notebook.cells), desc=path.stem, unit="cell", disable=None)  # on a terminal only
 
     def cell_done(cell_index: int, **_: Any) -> None:
         cells.update(cell_index + 1 - cells.n)
@@ -148,7 +141,7 @@ def _execute(notebook: Any, folder: Path, timeout_s: float) -> None:
         km=kernel,
         timeout=timeout_s,
         store_widget_state=False,
-        resources={"metadata": {"path": str(folder)}},
+        resources={"metadata": {"path": str(path.parent)}},
         extra_arguments=["--log-level=ERROR"],  # the kernel's own warnings are about remote access, and this one is local
     )
     # Threads that wait should sleep: spinning ones starve each other, threefold and more, where cores are shared.
@@ -156,22 +149,27 @@ def _execute(notebook: Any, folder: Path, timeout_s: float) -> None:
         client.execute(env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ}, cleanup_kc=True)
 
 
-def _handed_over(notebook: Any, path: Path) -> CaptureSummary:
-    outputs = (output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs)
-    found = [output.data[SUMMARY_MIME] for output in outputs if SUMMARY_MIME in output.get("data", {})]
+def _handed_over(notebook: Any, path: Path) -> Summary:
+    outputs = [output.get("data", {}) for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    found = [read(data[mime]) for data in outputs for mime, read in _READERS.items() if mime in data]
     if not found:
-        raise InputError(f"{path.name} displays no summary ({SUMMARY_MIME}). End it with summarise(...) as the value of a cell.")
-    return CaptureSummary.from_json(found[-1])
+        raise InputError(
+            f"{path.name} displays no summary ({', '.join(_READERS)}). "
+            "End it with summarise(...) or summarise_streaming(...) as the value of a cell."
+        )
+    return found[-1]
 
 
-def _write(output: Path, name: str, notebook: Any, *, verdict: str, passed: bool, figures: dict[str, str], seconds: float) -> None:
+def _origin(path: Path, seconds: float) -> str:
     when = f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"
-    origin = (
-        f"This is the notebook {name}, executed; `make lab` opens it to be changed and clicked. "
+    return (
+        f"This is the notebook {path.name}, executed; `make lab` opens it to be changed and clicked. "
         f"Executed in {seconds:.0f} s on {when}: vgraph-lab {__version__}, torch {torch.__version__}, "
         f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     )
-    page = report_page(notebook, verdict=verdict, passed=passed, figures=figures, origin=origin)
+
+
+def _write(output: Path, chapters: Sequence[Chapter]) -> None:
     partial = output.with_name(output.name + ".partial")
-    partial.write_text(page, encoding="utf-8")
+    partial.write_text(report_page(chapters), encoding="utf-8")
     partial.replace(output)

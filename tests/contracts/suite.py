@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,13 +27,6 @@ def settings(**fields: Any) -> VocoderGraphSettings:
 
 class ManagerSuite:
     """Subclassed once per backend, which provides the ``backend`` fixture."""
-
-    @pytest.fixture(autouse=True)
-    def quick_collections(self) -> Iterator[None]:
-        """Every capture collects garbage. What is there before the test (torch, mostly) need not be walked each time."""
-        gc.freeze()
-        yield
-        gc.unfreeze()
 
     @pytest.fixture
     def make(self, backend: GraphBackend) -> Any:

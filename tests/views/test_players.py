@@ -9,13 +9,19 @@ import re
 from html.parser import HTMLParser
 
 import numpy as np
+import pandas as pd
 import pytest
 import soundfile
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vgraph_lab.errors import InputError
+from vgraph_lab.errors import FallbackReason, InputError
+from vgraph_lab.graphs import CallKind, Descriptor
+from vgraph_lab.inspect.audio import EXACT, verdict, waveform_difference
+from vgraph_lab.inspect.parity import Comparison
+from vgraph_lab.inspect.request_life import RequestLife
+from vgraph_lab.inspect.stream_parity import StreamComparison
 from vgraph_lab.views.levels import difference_gain_db, difference_label, shared_gain
 from vgraph_lab.views.players import ABPair, ab_players, wav_data_uri
 
@@ -166,3 +172,35 @@ def test_differences_are_amplified_to_be_heard_and_never_clipped(level):
 )
 def test_labels_state_the_true_level(level, label):
     assert difference_label(level) == label
+
+
+def test_tracks_can_have_names_of_their_own():
+    found, markup = players(ABPair("one", EAGER, EAGER, names=("whole", "<cut>")))
+    assert found.labels == ["one, whole", "one, <cut>"]
+    assert "<b>whole</b>" in markup
+    assert "<b>&lt;cut&gt;</b>" in markup
+    assert "<b>graph</b>" not in markup
+
+
+def comparison(kind: CallKind) -> Comparison:
+    difference = waveform_difference(EAGER, EAGER)
+    return Comparison("one", kind, EAGER, EAGER, difference, EXACT, verdict(difference, EXACT), 1.0, 1.0)
+
+
+def test_a_fallback_is_not_called_a_graph():
+    key = Descriptor(1, 4)
+    hit = ABPair.of(comparison(CallKind("t", key, descriptor=key)))
+    missed = ABPair.of(comparison(CallKind("t", key, reason=FallbackReason.SHAPE_NOT_COVERED)))
+    assert hit.names == ("eager", "graph")
+    assert missed.names == ("eager", "eager (fallback)")
+    assert "<b>graph</b>" not in players(missed)[1]
+
+
+@pytest.mark.parametrize(("outcomes", "name"), [(["exact hit", "ended"], "graph"), (["exact hit", "fallback"], "graph + eager")])
+def test_a_stream_says_what_became_of_its_chunks(outcomes, name):
+    table = pd.DataFrame({"outcome": outcomes, "why": ["", "no_graph" if "fallback" in outcomes else ""]})
+    life = RequestLife("one", table, (EAGER, EAGER[:0]), None)
+    parity = pd.DataFrame({"agreement": ["bit for bit"]})
+    pair = ABPair.of_stream(StreamComparison("one", EAGER, EAGER, life, parity, waveform_difference(EAGER, EAGER)), "said")
+    assert pair.names == ("eager", name)
+    assert pair.detail == f"said\n{life.route()} · 1 chunk bit for bit"

@@ -142,3 +142,82 @@ def test_waveforms_keeps_every_peak(ax):
 def test_waveforms_of_different_lengths_fail(ax):
     with pytest.raises(InputError, match="different lengths"):
         plots.waveforms(np.zeros(10), np.zeros(11), 24_000, ax=ax)
+
+
+def test_pool_growth_has_a_line_per_graph(ax):
+    table = entries(descriptor=["B1×T8", "B1×T4"], pool_before_mib=[0.0, 90.0], pool_after_mib=[90.0, 90.0])
+    assert plots.pool_growth(table, ax=ax) is ax
+    before, added = ax.containers
+    assert [bar.get_width() for bar in before] == [0, 90]
+    assert [(bar.get_x(), bar.get_width()) for bar in added] == [(0, 90), (90, 0)]
+    assert texts(ax) == ["+90", ""]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["one  B1×T8", "one  B1×T4"]
+    assert "MiB" in ax.get_xlabel()
+
+
+def test_pool_growth_shows_why_a_graph_is_missing(ax):
+    nothing = [90.0, float("nan")]
+    plots.pool_growth(entries(reason=["", "over_budget"], pool_before_mib=[0.0, float("nan")], pool_after_mib=nothing), ax=ax)
+    assert texts(ax) == ["+90", "no graph: over_budget"]
+
+
+def test_pool_growth_of_nothing_is_empty(ax):
+    plots.pool_growth(entries(pool_before_mib=[0.0, 0.0], pool_after_mib=[0.0, 0.0]).iloc[:0], ax=ax)
+    assert ax.get_title("left")
+
+
+def test_targets_have_a_bar_each_with_reasons(ax):
+    two = coverage().assign(target="t.two", calls=1)
+    assert plots.calls_by_target(pd.concat([coverage(), two]), ax=ax) is ax
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["t.one", "t.two"]
+    widths = {container.get_label(): [bar.get_width() for bar in container] for container in ax.containers}
+    assert widths == {
+        "exact hit": [3, 1],
+        "padded hit": [2, 1],
+        "fallback: not_ready": [1, 1],
+        "fallback: shape_not_covered": [1, 1],
+        "error: ReplayError": [1, 1],
+    }
+    assert [text for text in texts(ax) if "graphs" in text] == ["5 of 8 in graphs", "2 of 5 in graphs"]
+
+
+def test_no_calls_give_an_empty_target_chart(ax):
+    plots.calls_by_target(coverage_table(StatsSnapshot({})), ax=ax)
+    assert ax.get_title("left") == "Coverage per Target"
+
+
+LIFE = pd.DataFrame(
+    {
+        "chunk": [0, 1, 2, 3],
+        "ref_frames": [9, 0, 0, 0],
+        "new_frames": [2, 5, 3, 0],
+        "kept_before_frames": [0, 2, 4, 0],
+        "padding_frames": [0, 0, 2, 0],
+        "samples": [20, 50, 30, 0],
+    }
+)
+
+
+def test_frames_of_each_chunk_lie_on_the_request_s_axis(ax):
+    assert plots.frames_by_chunk(LIFE, ax=ax) is ax
+    spans = {
+        bars.get_label().split(",")[0]: [(round(bar.get_y() + bar.get_height() / 2), bar.get_x(), bar.get_width()) for bar in bars]
+        for bars in ax.containers
+    }
+    assert spans == {
+        "reference": [(0, -9, 9), (1, -9, 9), (2, -9, 9)],
+        "kept frames": [(1, 0, 2), (2, 3, 4)],
+        "new frames": [(0, 0, 2), (1, 2, 5), (2, 7, 3)],
+        "padding up to the graph": [(2, 10, 2)],
+    }
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["chunk 0", "chunk 1", "chunk 2"]
+
+
+def test_a_request_that_was_refused_gives_an_empty_chart(ax):
+    plots.frames_by_chunk(LIFE.iloc[3:], ax=ax)
+    assert ax.get_title("left")
+
+
+def test_lanes_can_have_names_of_their_own(ax):
+    plots.waveforms(np.ones(100) * 0.5, np.ones(100) * 0.5, 24_000, ax=ax, names=("whole", "streamed"))
+    assert [label.get_text() for label in ax.get_yticklabels()][:2] == ["whole\n±0.5", "streamed\n±0.5"]

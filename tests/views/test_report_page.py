@@ -10,7 +10,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from vgraph_lab.views.report_page import report_page
+from vgraph_lab.views.report_page import Chapter, report_page
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -43,9 +43,11 @@ def output(data: dict[str, Any]) -> Any:
 
 
 def page(book: Any, **changes: Any) -> str:
-    return report_page(
-        book, **{"verdict": "PASS: all <good>", "passed": True, "figures": {"graphs": "3 & more"}, "origin": "here", **changes}
-    )
+    return report_page([chapter(book, **changes)])
+
+
+def chapter(book: Any, **changes: Any) -> Chapter:
+    return Chapter(book, **{"verdict": "PASS: all <good>", "passed": True, "figures": {"graphs": "3 & more"}, "origin": "here", **changes})
 
 
 def test_summary_stands_below_the_title():
@@ -91,3 +93,19 @@ def test_errors_are_shown():
     markup = page(nbformat.from_dict(notebook(new_code_cell("x", outputs=[failed]))))
     assert "ValueError" in markup
     assert "\x1b" not in markup
+
+
+def test_several_notebooks_are_chapters_with_links_to_them():
+    one, two = (notebook(new_markdown_cell(f"# {title}\n\n## Same")) for title in ("First & best", "Second"))
+    markup = report_page([chapter(one), chapter(two, passed=False, verdict="FAIL: bad")])
+    assert "<title>vgraph_lab: the tour</title>" in markup
+    contents = markup[markup.index("<nav") : markup.index("</nav>")]
+    assert re.findall(r'<a href="#(.*?)">(.*?)</a> <b class="(.*?)">', contents) == [
+        ("chapter-1", "First &amp; best", "passed"),
+        ("chapter-2", "Second", "failed"),
+    ]
+    ids = re.findall(r' id="(.*?)"', markup)
+    assert len(set(ids)) == len(ids)
+    assert {"chapter-1", "chapter-2"} <= set(ids)
+    assert markup.index("PASS: all") < markup.index("Second</h1>") < markup.index("FAIL: bad")
+    assert "<nav" not in report_page([chapter(one)])

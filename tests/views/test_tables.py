@@ -62,3 +62,16 @@ def test_no_rows_are_said_to_be_none():
 def test_an_unknown_column_fails_with_the_nearest_name():
     with pytest.raises(InputError, match=r"no column 'hit'\. Did you mean 'hits'\?"):
         show_table(TABLE, ["hit"])
+
+
+def test_a_table_without_units_has_no_line_for_them():
+    assert "<small>" not in show_table(TABLE, ["name", "hits"]).markup
+    assert show_table(TABLE, ["name", "pool_mib"]).markup.count("<small>") == 2
+
+
+def test_tuples_are_lists():
+    assert cells(show_table(pd.DataFrame({"sizes": [(1, 2), ()]})).markup) == [["1, 2"], ["–"]]
+
+
+def test_kibibytes_are_a_unit():
+    assert "state<small>KiB</small>" in show_table(pd.DataFrame({"state_kib": [1.0]})).markup

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -21,6 +20,7 @@ from vgraph_lab.graphs.target import Target
 
 from .audio import EXACT, Tolerance, Verdict, WaveformDifference, dbfs, tolerance_for, verdict, waveform_difference
 from .coverage import outcome_of
+from .stream_calls import calls_between
 
 __all__ = ["PARITY_COLUMNS", "Comparison", "compare_with_eager", "median_speedup", "parity_table"]
 
@@ -139,8 +139,7 @@ def _timed(backend: GraphBackend, function: Any, value: Tensor) -> tuple[Tensor,
 
 
 def _only_call(before: StatsSnapshot, after: StatsSnapshot, target_id: str) -> CallKind:
-    counted = Counter(dict(after.counts)) - Counter(dict(before.counts))
-    found = [kind for kind in counted.elements() if kind.target_id == target_id]
+    found = [kind for kind in calls_between(before, after).elements() if kind.target_id == target_id]
     if len(found) != 1:
         raise LifecycleError(f"{len(found)} calls of {target_id} were counted instead of one. Compare while nobody else calls it.")
     return found[0]

@@ -6,5 +6,6 @@ from .players import ABPair, ab_players
 from .progress import capture_progress
 from .style import Chart, chart
 from .tables import show_table
+from .transitions import transition_chart
 
-__all__ = ["ABPair", "CapturePanel", "Chart", "ab_players", "capture_progress", "chart", "plots", "show_table"]
+__all__ = ["ABPair", "CapturePanel", "Chart", "ab_players", "capture_progress", "chart", "plots", "show_table", "transition_chart"]

@@ -14,12 +14,14 @@ import math
 import wave
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from vgraph_lab.errors import InputError
 from vgraph_lab.inspect.parity import Comparison
+from vgraph_lab.inspect.stream_parity import StreamComparison
 
 from .html import Html, escape, styled
 from .levels import Samples, difference_gain_db, difference_label, difference_track, peak, shared_gain
@@ -42,18 +44,28 @@ class ABPair:
         eager: waveform [samples] (or [1, 1, samples]), full scale ±1.
         graph: likewise, of the same length.
         detail: a line below the label: what is said, by whom, how the call was served.
+        names: what the two tracks are called, where they are not eager and graph.
     """
 
     label: str
     eager: Any
     graph: Any
     detail: str = ""
+    names: tuple[str, str] = ("eager", "graph")
 
     @classmethod
     def of(cls, comparison: Comparison, detail: str = "") -> ABPair:
-        """The pair of a comparison; its route and verdict are appended to ``detail``."""
+        """The pair of a comparison; its route and verdict are appended to ``detail``. A fallback is not called a graph."""
         facts = f"{comparison.route} · {comparison.verdict}"
-        return cls(comparison.name, comparison.eager, comparison.graph, f"{detail}\n{facts}" if detail else facts)
+        names = ("eager", "eager (fallback)" if comparison.outcome == "fallback" else "graph")
+        return cls(comparison.name, comparison.eager, comparison.graph, f"{detail}\n{facts}" if detail else facts, names)
+
+    @classmethod
+    def of_stream(cls, comparison: StreamComparison, detail: str = "") -> ABPair:
+        """The pair of a streamed request; what became of its chunks is appended to ``detail``."""
+        facts = f"{comparison.life.route()} · {comparison.text}"
+        names = ("eager", "graph" if comparison.life.is_all_hits else "graph + eager")
+        return cls(comparison.name, comparison.eager, comparison.graph, f"{detail}\n{facts}" if detail else facts, names)
 
 
 def ab_players(pairs: Sequence[ABPair], sample_rate: int, *, max_seconds: float = 20.0, show_waveforms: bool = True) -> Html:
@@ -77,7 +89,7 @@ def ab_players(pairs: Sequence[ABPair], sample_rate: int, *, max_seconds: float 
     gain = shared_gain(waveform for eager, graph, _ in tracks for waveform in (eager, graph))
     sections = [_section(pair, *track, sample_rate, gain, max_seconds, show_waveforms) for pair, track in zip(pairs, tracks, strict=True)]
     note = (
-        f"Eager and graph are played with one gain for all pairs, {_gain_text(gain)}, and are not normalised. Starting a player "
+        f"Both tracks of all pairs are played with one gain, {_gain_text(gain)}, and are not normalised. Starting a player "
         "pauses the others of its pair and takes over their position."
     )
     return styled("".join(sections) + f'<p class="vgl-quiet">{note}</p>')
@@ -107,11 +119,13 @@ def _section(
     seconds, kept = len(eager) / sample_rate, math.ceil(max_seconds * sample_rate)
     cut = f"the first {max_seconds:.2f} s of {seconds:.2f} s" if len(eager) > kept else f"{seconds:.2f} s"
     lines = "".join(f"<div>{escape(line)}</div>" for line in pair.detail.splitlines())
-    picture = chart(waveforms, eager, graph, sample_rate, size_in=(8.6, 2.2)).to_svg() if show_waveforms else ""
+    picture = ""
+    if show_waveforms:
+        picture = chart(partial(waveforms, names=pair.names), eager, graph, sample_rate, size_in=(8.6, 2.2)).to_svg()
     level = peak(difference)
     heard = {
-        "eager": _player(pair.label, "eager", wav_data_uri(eager[:kept] * gain, sample_rate)),
-        "graph": _player(pair.label, "graph", wav_data_uri(graph[:kept] * gain, sample_rate)),
+        "eager": _player(pair.label, pair.names[0], wav_data_uri(eager[:kept] * gain, sample_rate)),
+        "graph": _player(pair.label, pair.names[1], wav_data_uri(graph[:kept] * gain, sample_rate)),
         "difference": '<div class="vgl-silent">nothing to hear</div>',
     }
     gains = dict.fromkeys(("eager", "graph"), f"gain {_gain_text(gain)}")
@@ -119,8 +133,9 @@ def _section(
     if level > 0:
         amplified = difference[:kept] * 10 ** (difference_gain_db(level) / 20)
         heard["difference"] = _player(pair.label, "difference", wav_data_uri(amplified, sample_rate))
+    names = {"eager": pair.names[0], "graph": pair.names[1], "difference": "difference"}
     figures = "".join(
-        f'<figure class="vgl-track" style="--vgl-track:{COLOURS[name]}"><figcaption><b>{name}</b>'
+        f'<figure class="vgl-track" style="--vgl-track:{COLOURS[name]}"><figcaption><b>{escape(names[name])}</b>'
         f'<div class="vgl-quiet">{escape(captions[name])}</div></figcaption>{heard[name]}</figure>'
         for name in heard
     )

@@ -17,7 +17,7 @@ from vgraph_lab.errors import FallbackReason
 from .levels import Samples, difference_gain_db, difference_label, difference_track, peak
 from .style import COLOURS, INK, REASON_COLOURS
 
-__all__ = ["calls_by_frames", "calls_by_outcome", "memory_by_entry", "waveforms"]
+__all__ = ["calls_by_frames", "calls_by_outcome", "calls_by_target", "frames_by_chunk", "memory_by_entry", "pool_growth", "waveforms"]
 
 _MEMORY = (
     ("charge_mib", "charge", "charge: static buffers + growth of the pool", None),
@@ -67,6 +67,35 @@ def memory_by_entry(entries: pd.DataFrame, *, ax: Axes) -> Axes:
     return ax
 
 
+def pool_growth(entries: pd.DataFrame, *, ax: Axes) -> Axes:
+    """How the pool grew with each capture, for many graphs: one line per graph, in capture order from the top.
+
+    Args:
+        entries: of :func:`~vgraph_lab.inspect.entries.entries_table`. Descriptors without a graph show their reason.
+        ax: where to draw.
+    """
+    places = np.arange(len(entries))
+    before, after = (entries[name].to_numpy(dtype=float) for name in ("pool_before_mib", "pool_after_mib"))
+    shared = np.nan_to_num(before)
+    ax.barh(places, shared, 0.62, color=INK, alpha=0.22, label="held by the pool before")
+    ax.barh(places, np.nan_to_num(after - before), 0.62, left=shared, color=COLOURS["pool"], label="added by this graph")
+    most = float(np.nanmax(after, initial=0.0))
+    for place, reason, end, added in zip(places, entries["reason"], np.nan_to_num(after), after - before, strict=True):
+        words = f"no graph: {reason}" if reason else f"+{_mib(added)}" if added else ""
+        ax.annotate(words, (end, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+    names = [f"{target.rpartition('.')[2]}  {shape}" for target, shape in zip(entries["target"], entries["descriptor"], strict=True)]
+    ax.set_yticks(places, names, fontsize=8)
+    ax.tick_params(axis="y", length=0)
+    ax.invert_yaxis()
+    ax.set_xlim(0, (most or 1) * 1.12)
+    ax.grid(axis="x")
+    ax.set_xlabel("MiB held by the pool, in capture order: later graphs fit into what earlier ones brought")
+    ax.set_title("Memory per graph")
+    if len(entries):
+        ax.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, borderaxespad=0.2)
+    return ax
+
+
 def _mib(value: float) -> str:
     if value != 0 and abs(value) < 0.01:
         return "< 0.01" if value > 0 else "> −0.01"
@@ -96,6 +125,74 @@ def calls_by_outcome(coverage: pd.DataFrame, *, ax: Axes) -> Axes:
     ax.grid(axis="x")
     ax.set_xlabel("calls")
     ax.set_title("What became of the calls")
+    return ax
+
+
+def calls_by_target(coverage: pd.DataFrame, *, ax: Axes) -> Axes:
+    """One bar per Target, made of its outcomes: hits, and fallbacks by reason.
+
+    Args:
+        coverage: of :func:`~vgraph_lab.inspect.coverage.coverage_table`.
+        ax: where to draw.
+    """
+    calls = coverage.assign(category=_category(coverage)).pivot_table("calls", "target", "category", aggfunc="sum", fill_value=0)
+    places, left = np.arange(len(calls)), np.zeros(len(calls))
+    for name in _in_order(calls.columns):
+        widths = calls[name].to_numpy()
+        hatch = "//" if name == "padded hit" else None
+        bars = ax.barh(places, widths, 0.58, left=left, label=name, color=_colour(name), hatch=hatch, edgecolor="none")
+        inside = ["" if not width else f"{width}" for width in widths]
+        ax.bar_label(bars, inside, label_type="center", fontsize=8.5, color="#ffffff", weight="bold")
+        left += widths
+    hits = sum((calls[name] for name in calls.columns if "hit" in name), start=pd.Series(0, index=calls.index))
+    for place, total, hit in zip(places, left, hits, strict=True):
+        words = f"{hit} of {total:.0f} in graphs"
+        ax.annotate(words, (total, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8.5)
+    ax.set_yticks(places, calls.index)
+    ax.tick_params(axis="y", length=0)
+    ax.invert_yaxis()
+    ax.set_xlim(0, max(1.0, float(left.max(initial=0))) * 1.25)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.grid(axis="x")
+    ax.set_xlabel("calls")
+    ax.set_title("Coverage per Target")
+    if len(calls):
+        ax.legend(loc="upper center", bbox_to_anchor=(0.4, -0.32), ncols=4, columnspacing=1.2, handlelength=1.3, fontsize=8.5)
+    return ax
+
+
+def frames_by_chunk(life: pd.DataFrame, *, ax: Axes) -> Axes:
+    """What each chunk of a request runs over: the reference, the kept frames once more, its own frames, and padding.
+
+    Args:
+        life: ``table`` of a :class:`~vgraph_lab.inspect.request_life.RequestLife`; chunks without frames are left out.
+        ax: where to draw.
+    """
+    rows = life[life["samples"] > 0]
+    begins = (rows["new_frames"].cumsum() - rows["new_frames"]).to_numpy()
+    new, kept = (rows[name].to_numpy() for name in ("new_frames", "kept_before_frames"))
+    reference = np.full(len(rows), int(life["ref_frames"].max()) if len(life) else 0)
+    padding = np.where(rows["ref_frames"] > 0, 0, rows["padding_frames"])
+    places = np.arange(len(rows))
+    parts = (
+        ("reference, run once and remembered", -reference, reference, {"color": INK, "alpha": 0.28}),
+        ("kept frames, run again", begins - kept, kept, {"color": COLOURS["graph"], "alpha": 0.38}),
+        ("new frames, spoken", begins, new, {"color": COLOURS["graph"]}),
+        ("padding up to the graph", begins + new, padding, {"fill": False, "edgecolor": INK, "linestyle": (0, (2, 2))}),
+    )
+    for label, left, width, look in parts:
+        there = width > 0
+        if there.any():
+            ax.barh(places[there], width[there], 0.66, left=left[there], label=label, **look)
+    ax.set_yticks(places, [f"chunk {number}" for number in rows["chunk"]])
+    ax.tick_params(axis="y", length=0)
+    ax.invert_yaxis()
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.grid(axis="x")
+    ax.set_xlabel("codec frames of the request; its first new frame is 0")
+    ax.set_title("What each chunk runs over")
+    if len(rows):
+        ax.legend(loc="upper center", bbox_to_anchor=(0.47, -0.22), ncols=4, columnspacing=1.2, handlelength=1.3, fontsize=8.5)
     return ax
 
 
@@ -141,7 +238,7 @@ def _colour(category: str) -> str:
     return REASON_COLOURS[FallbackReason(reason)] if outcome == "fallback" else COLOURS[outcome]
 
 
-def waveforms(eager: Samples, graph: Samples, sample_rate: int, *, ax: Axes) -> Axes:
+def waveforms(eager: Samples, graph: Samples, sample_rate: int, *, ax: Axes, names: tuple[str, str] = ("eager", "graph")) -> Axes:
     """Eager, graph and their difference below each other, on one time axis.
 
     Eager and graph share one scale, which their labels state. The difference is drawn as it is played, amplified by the
@@ -152,6 +249,7 @@ def waveforms(eager: Samples, graph: Samples, sample_rate: int, *, ax: Axes) -> 
         graph: likewise, as long as ``eager``.
         sample_rate: in Hz.
         ax: where to draw.
+        names: what the first two are called.
 
     Raises:
         InputError: see :func:`~vgraph_lab.views.levels.difference_track`.
@@ -161,8 +259,8 @@ def waveforms(eager: Samples, graph: Samples, sample_rate: int, *, ax: Axes) -> 
     scale = _round_up(max(peak(reference), peak(candidate)))
     how = difference_label(level).replace(", ", "\n")
     lanes = [
-        ("eager", f"eager\n±{scale:g}", reference / scale),
-        ("graph", f"graph\n±{scale:g}", candidate / scale),
+        ("eager", f"{names[0]}\n±{scale:g}", reference / scale),
+        ("graph", f"{names[1]}\n±{scale:g}", candidate / scale),
         ("difference", f"difference\n{how}", difference * 10 ** (difference_gain_db(level) / 20)),
     ]
     for lane, (colour, _, samples) in enumerate(lanes):

@@ -1,15 +1,17 @@
-"""An executed notebook as one self-contained HTML page: audio, charts and styles inside, nothing fetched."""
+"""Executed notebooks as one self-contained HTML page: audio, charts and styles inside, nothing fetched."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import nbformat
 
 from .html import escape, style_sheet
 
-__all__ = ["report_page"]
+__all__ = ["Chapter", "report_page"]
 
 _WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -37,33 +39,77 @@ _SUMMARY = """<aside class="summary {state}" aria-label="Summary">
 """
 
 
-def report_page(notebook: Any, *, verdict: str, passed: bool, figures: Mapping[str, str], origin: str) -> str:
-    """The page.
+@dataclass(frozen=True, slots=True)
+class Chapter:
+    """One executed notebook of a page.
+
+    Attributes:
+        notebook: nbformat 4. It is not changed.
+        verdict: the line below its title.
+        passed: the colour of that line.
+        figures: shown below it, by name.
+        origin: what ran where, in one line.
+    """
+
+    notebook: Any
+    verdict: str
+    passed: bool
+    figures: Mapping[str, str]
+    origin: str
+
+    @property
+    def title(self) -> str:
+        """The notebook's first heading."""
+        cells = (cell for cell in self.notebook.cells if cell.cell_type == "markdown")
+        lines = (line for cell in cells for line in cell.source.splitlines())
+        return next((line.removeprefix("# ") for line in lines if line.startswith("# ")), "vgraph_lab")
+
+
+def report_page(chapters: Sequence[Chapter]) -> str:
+    """The page: executed notebooks below each other, each with its verdict, and links to them if there are several.
 
     Live widgets are replaced by the static HTML that they bring along. Nothing is cut off: outputs have no scroll boxes
     and tables all their rows.
 
     Args:
-        notebook: an executed notebook (nbformat 4). It is not changed.
-        verdict: the line below the title.
-        passed: its colour.
-        figures: shown below it, by name.
-        origin: what ran where, in one line.
+        chapters: at least one.
     """
+    several = len(chapters) > 1
+    bodies = [_body(chapter, f"chapter-{number}") for number, chapter in enumerate(chapters, start=1)]
+    return _PAGE.format(
+        title="vgraph_lab: the tour" if several else escape(chapters[0].title),
+        styles=style_sheet("report.css") + _code_colours(),
+        body=(_contents(chapters) if several else "") + "\n".join(bodies),
+    )
+
+
+def _contents(chapters: Sequence[Chapter]) -> str:
+    links = (
+        f'<li><a href="#chapter-{number}">{escape(chapter.title)}</a> <b class="{_state(chapter)}">{_state(chapter)}</b></li>'
+        for number, chapter in enumerate(chapters, start=1)
+    )
+    return f'<nav aria-label="Notebooks"><ol>{"".join(links)}</ol></nav>'
+
+
+def _state(chapter: Chapter) -> str:
+    return "passed" if chapter.passed else "failed"
+
+
+def _body(chapter: Chapter, name: str) -> str:
     from nbconvert import HTMLExporter  # slow to import, and needed here only
 
-    static = _without_live_widgets(notebook)
     exporter = HTMLExporter(template_name="basic", exclude_input_prompt=True, exclude_output_prompt=True, exclude_anchor_links=True)  # type: ignore[no-untyped-call]
-    body, _ = exporter.from_notebook_node(static)
+    body, _ = exporter.from_notebook_node(_without_live_widgets(chapter.notebook))
+    body = re.sub(r'(<h[1-6] id=")', rf"\g<1>{name}-", body)  # notebooks may have headings of the same name
     summary = _SUMMARY.format(
-        state="passed" if passed else "failed",
-        verdict=escape(verdict),
-        figures="".join(f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>" for name, words in figures.items()),
-        origin=escape(origin),
+        state=_state(chapter),
+        verdict=escape(chapter.verdict),
+        figures="".join(f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>" for name, words in chapter.figures.items()),
+        origin=escape(chapter.origin),
     )
     before, heading, after = body.partition("</h1>")  # below the title, if there is one
     body = before + heading + summary + after if heading else summary + body
-    return _PAGE.format(title=escape(_title(static)), styles=style_sheet("report.css") + _code_colours(), body=body)
+    return f'<section id="{name}" class="chapter">{body}</section>'
 
 
 def _without_live_widgets(notebook: Any) -> Any:
@@ -81,11 +127,6 @@ def _make_static(output: Any) -> bool:
     if data.pop(_WIDGET_VIEW, None) is None:
         return True
     return "text/html" in data
-
-
-def _title(notebook: Any) -> str:
-    lines = (line for cell in notebook.cells if cell.cell_type == "markdown" for line in cell.source.splitlines())
-    return next((line.removeprefix("# ") for line in lines if line.startswith("# ")), "vgraph_lab")
 
 
 def _code_colours() -> str:

@@ -16,7 +16,7 @@ from .html import Html, escape, styled
 
 __all__ = ["show_table"]
 
-_UNITS = {"_mib": "MiB", "_dbfs": "dBFS", "_db": "dB", "_s": "s", "_ms": "ms", "_utc": "UTC", "_share": "%", "_rate": "%"}
+_UNITS = {"_mib": "MiB", "_kib": "KiB", "_dbfs": "dBFS", "_db": "dB", "_s": "s", "_ms": "ms", "_utc": "UTC", "_share": "%", "_rate": "%"}
 _PERCENT = ("_share", "_rate")
 
 
@@ -36,7 +36,8 @@ def show_table(table: pd.DataFrame, columns: Sequence[str] | None = None, *, mea
         if name not in table:
             raise InputError(f"no column {name!r}.{did_you_mean(name, table.columns)} The table has: {', '.join(table.columns)}.")
     numeric = {name: pd.api.types.is_numeric_dtype(table[name]) and not pd.api.types.is_bool_dtype(table[name]) for name in shown}
-    head = "".join(_header(name, numeric[name], (meanings or {}).get(name, "")) for name in shown)
+    has_units = any(_unit(name) for name in shown)
+    head = "".join(_header(name, numeric[name], (meanings or {}).get(name, ""), has_units) for name in shown)
     cells = {name: [_cell(name, value) for value in table[name]] for name in shown}
     rows = "".join(
         "<tr>" + "".join(f"<td{_class(numeric[name])}>{escape(cells[name][i])}</td>" for name in shown) + "</tr>" for i in range(len(table))
@@ -49,16 +50,25 @@ def _class(is_numeric: bool) -> str:
     return "" if is_numeric else ' class="vgl-text"'
 
 
-def _header(name: str, is_numeric: bool, meaning: str) -> str:
-    suffix = next((end for end in _UNITS if name.endswith(end)), "")
+def _unit(name: str) -> str:
+    """The end of a column's name that is its unit; empty if there is none."""
+    return next((end for end in _UNITS if name.endswith(end)), "")
+
+
+def _header(name: str, is_numeric: bool, meaning: str, has_units: bool) -> str:
+    """The name, and below it the unit or an empty line, where any column of the table has a unit."""
+    suffix = _unit(name)
     words = name.removesuffix("" if suffix in _PERCENT else suffix).replace("_", " ")
     title = f' title="{escape(meaning)}"' if meaning else ""
-    return f'<th scope="col"{_class(is_numeric)}{title}>{escape(words)}<small>{_UNITS.get(suffix, "") or "&nbsp;"}</small></th>'
+    unit = f"<small>{_UNITS.get(suffix, '') or '&nbsp;'}</small>" if has_units else ""
+    return f'<th scope="col"{_class(is_numeric)}{title}>{escape(words)}{unit}</th>'
 
 
 def _cell(name: str, value: Any) -> str:
     if value is None or value is pd.NA or value is pd.NaT or (isinstance(value, float) and math.isnan(value)):
         return "–"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, datetime):
