@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -125,20 +126,35 @@ class Origins:
         )
 
 
+class _WithoutCompiler:
+    """A dispatch function of a mode that torch need not keep its compiler away from while there is none.
+
+    To do so torch imports the compiler at the mode's first call, which takes seconds, and asks the function for an attribute
+    before. Where something else has imported it, the function is handled as torch wants.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__dynamo_disable" and "torch._dynamo" not in sys.modules:
+            return self._function
+        raise AttributeError(name)
+
+
 class CheckedMode(TorchDispatchMode, ABC):
     """A dispatch mode that checks each call against the rules and hands the allowed ones to :meth:`run`."""
 
     supports_higher_order_operators = True  # they are let in to be refused with the user's line
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Torch would import its whole compiler (seconds) only to keep it away from this mode; compiled code is refused anyway."""
-        return False
-
     def __init__(self, origins: Origins) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.origins = origins
 
+    @_WithoutCompiler
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         if not isinstance(op, OpOverload):
