@@ -23,7 +23,7 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	touch $@
 
-tour: setup ## run notebook 01 on the bundled data and write build/tour.html
+tour: setup ## run notebooks 01 and 02 on the bundled data and write build/tour.html
 	$(BIN)/vgraph-lab tour
 
 test: check pytest notebooks ## everything: lint, types, tests, notebooks (about 4 minutes on two cores)

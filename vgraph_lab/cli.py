@@ -97,7 +97,7 @@ def tour(
     output: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("build/tour.html"),
     as_json: AsJson = False,
 ) -> None:
-    """Run the first notebook on the bundled data and write a self-contained report."""
+    """Run the first two notebooks on the bundled data and write a self-contained report."""
     from .tour import run_tour
 
     result = run_tour(output)
