@@ -124,7 +124,7 @@ class RequestErrorKind(StrEnum):
     INVALID_INPUT = "invalid_input"  # its chunk is not acceptable; the request has failed
     DUPLICATE = "duplicate"  # two chunks of one request came in one batch; the request has failed
     NO_FREE_SLOT = "no_free_slot"  # max_num_seqs requests are live already; the request has failed
-    UNKNOWN = "unknown"  # the request never began
+    UNKNOWN = "unknown"  # an end came for a request that never began
     FINISHED = "finished"  # a chunk came after the last one
     ABORTED = "aborted"  # a chunk came after the request was aborted
     FAILED_BEFORE = "failed_before"  # an earlier chunk failed; the message repeats why

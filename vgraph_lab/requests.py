@@ -19,7 +19,8 @@ class ChunkRequest:
     """One chunk of one request.
 
     Attributes:
-        request_id: unique for all time; an id is not used again after its request has ended.
+        request_id: unique; an id is not used again after its request has ended (the last 65,536 ends are remembered). A chunk
+            of an id that is neither live nor remembered begins a new request.
         codes: integers [num_quantizers, F], on the host or the model's device. The first chunk holds the reference frames
             and then the first new ones, later chunks only new ones. F may be 0 if ``finished``.
         ref_frames: how many leading columns of the first chunk are reference. Later chunks say 0 or the same number again.

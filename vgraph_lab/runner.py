@@ -1,6 +1,6 @@
 """The runner: loads a model, captures its graphs, executes batches of requests, shuts down.
 
-    GPUGenerationModelRunner(cfg) ─load_model─▶ loaded ─capture_model─▶ ready ─execute_model …─▶ ─shutdown─▶ shut down
+    GPUGenerationModelRunner(cfg) ─load_model─▶ loaded ─capture_model─▶ ready ─execute_model …─▶ ready ─shutdown─▶ shut down
 
 It owns the Manager and the device; the model owns mathematics, Targets and request state. A model that does not declare
 ``supports_vocoder_cudagraph`` runs eager.
@@ -29,7 +29,7 @@ from .graphs import (
     create_backend,
 )
 from .graphs.backends import execution_lock
-from .graphs.manager import ProgressCallback
+from .graphs.manager import ManagerState, ProgressCallback
 from .requests import ChunkRequest, ChunkResult
 
 __all__ = ["GPUGenerationModelRunner", "GenerationModel", "RunnerState", "SupportsVocoderCUDAGraph"]
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class GenerationModel(Protocol):
-    """What a runner needs of a model."""
+    """What a runner needs of a model. One that keeps nothing between calls may leave out ``abort`` and ``reset``."""
 
     @property
     def device(self) -> torch.device:
@@ -49,6 +49,9 @@ class GenerationModel(Protocol):
 
     def abort(self, request_ids: Iterable[str]) -> list[str]:
         """End requests early; returns those that were live."""
+
+    def reset(self) -> None:
+        """Forget all requests: the model is as new."""
 
 
 @runtime_checkable
@@ -62,10 +65,11 @@ class SupportsVocoderCUDAGraph(Protocol):
 
 
 class RunnerState(Enum):
-    """Where a runner is in its life. It only moves forward."""
+    """Where a runner is in its life. It only moves forward, but for a capture that fails: the model stays loaded then."""
 
     NEW = "new"
     LOADED = "loaded"
+    CAPTURING = "capturing"
     READY = "ready"
     SHUT_DOWN = "shut down"
 
@@ -118,20 +122,26 @@ class GPUGenerationModelRunner:
         """Take a model, and check the configuration against what it declares.
 
         Raises:
-            ConfigError: keys or Target ids that the model does not have, or a model on another device.
-            LifecycleError: a model is loaded already.
+            ConfigError: keys or Target ids that the model does not have, a model on another device or with another
+                configuration.
+            LifecycleError: a model is loaded already, or the model serves another runner.
         """
-        self._expect(RunnerState.NEW, "load_model", "Make another runner for another model")
-        if torch.device(model.device) != self.device:
-            raise ConfigError(f"the model is on {model.device}, the runner on {self.device}. Load the model with device='{self.device}'.")
-        if self._is_capable(model):
-            self.manager = self._new_manager(model)
-        else:
-            logger.warning(
-                "%s does not declare supports_vocoder_cudagraph: it runs eager, without graphs and without coverage statistics.",
-                type(model).__name__,
-            )
-        self._model, self.state = model, RunnerState.LOADED
+        with self._lock:
+            self._expect(RunnerState.NEW, "load_model", "Make another runner for another model")
+            if torch.device(model.device) != self.device:
+                raise ConfigError(
+                    f"the model is on {model.device}, the runner on {self.device}. Load the model with device='{self.device}'."
+                )
+            if getattr(model, "cfg", self.cfg) != self.cfg:
+                raise ConfigError("the model was made with another configuration than the runner. Give both the same StageConfig.")
+            if self._is_capable(model):
+                self.manager = self._new_manager(model)
+            else:
+                logger.warning(
+                    "%s does not declare supports_vocoder_cudagraph: it runs eager, without graphs and without coverage statistics.",
+                    type(model).__name__,
+                )
+            self._model, self.state = model, RunnerState.LOADED
 
     def capture_model(self, progress: bool | ProgressCallback = False) -> CaptureReport:
         """Capture all graphs that the configuration asks for; the runner is ready afterwards.
@@ -140,22 +150,25 @@ class GPUGenerationModelRunner:
             progress: True for a bar, or a callback.
 
         Raises:
-            LifecycleError: no model is loaded, or it is captured already.
+            LifecycleError: no model is loaded, it is captured already, or another runner serves it.
             VGraphLabError: in strict mode, the first failure. Nothing is captured then, and the call may be repeated.
         """
-        self._expect(RunnerState.LOADED, "capture_model", "Call load_model(model) once, then capture_model()")
         with self._lock:
+            self._expect(RunnerState.LOADED, "capture_model", "Call load_model(model) once, then capture_model()")
             if self.manager is None:
                 why = {type(self.model).__name__: "it does not declare supports_vocoder_cudagraph"}
                 report = CaptureReport(str(self.device), (), why, 0.0, 0, 0, self.backend.memory().free_bytes)
             else:
+                self.state = RunnerState.CAPTURING
                 try:
                     report = self.manager.capture(_callback(progress))
                 except BaseException:
-                    self.manager = self._new_manager(self.model)
+                    self.state = RunnerState.LOADED
+                    if self.manager.state is ManagerState.CLEARED:
+                        self.manager = self._new_manager(self.model)
                     raise
-        self.state = RunnerState.READY
-        return report
+            self.state = RunnerState.READY
+            return report
 
     def profile_memory(self, progress: bool | ProgressCallback = False) -> MemoryProfile:
         """What the graphs would take, measured in a throwaway pool; ``capture_model`` afterwards compares.
@@ -163,18 +176,30 @@ class GPUGenerationModelRunner:
         Raises:
             LifecycleError: the runner is not loaded, or captured already; or its model has no graphs.
         """
-        self._expect(RunnerState.LOADED, "profile_memory", "Call it between load_model(model) and capture_model()")
-        if self.manager is None:
-            raise LifecycleError(f"{type(self.model).__name__} does not declare supports_vocoder_cudagraph: there is nothing to profile.")
         with self._lock:
+            self._expect(RunnerState.LOADED, "profile_memory", "Call it between load_model(model) and capture_model()")
+            if self.manager is None:
+                raise LifecycleError(
+                    f"{type(self.model).__name__} does not declare supports_vocoder_cudagraph: there is nothing to profile."
+                )
             return self.manager.profile_memory(_callback(progress))
 
     def shutdown(self) -> None:
-        """Release graphs and model. Safe to call twice. Statistics can still be read."""
+        """Release graphs, requests and model. Safe to call twice. Statistics can still be read.
+
+        Raises:
+            LifecycleError: called by a progress callback during a capture; or a graph could not be reset. In the latter case
+                all others were, and the runner is shut down.
+        """
         with self._lock:
-            if self.manager is not None:
-                self.manager.clear()
-            self._model, self.state = None, RunnerState.SHUT_DOWN
+            if self.state is RunnerState.CAPTURING:
+                raise LifecycleError("shutdown() was called during capture_model(). To abort a capture, raise from its progress callback.")
+            model, self._model, self.state = self._model, None, RunnerState.SHUT_DOWN
+            try:
+                if self.manager is not None:
+                    self.manager.clear()
+            finally:
+                getattr(model, "reset", _do_nothing)()
 
     def __enter__(self) -> Self:
         return self
@@ -191,27 +216,39 @@ class GPUGenerationModelRunner:
             By request id, in the order of the requests: float32 samples [n] on the device, not waited for; or a
             :class:`~vgraph_lab.errors.RequestError` for a request that cannot be served. The others are served.
 
+        Values of codes that are on a CUDA device already are checked in debug mode only: to look at them is to wait for it.
+
         Raises:
             InputError: ``requests`` is no sequence of ChunkRequests.
             LifecycleError: the runner is not ready.
-            Exception: the device or a graph failed. No request has changed.
+            Exception: the device or a graph failed; see the model for what became of the requests.
         """
-        self._expect(RunnerState.READY, "execute_model", "Call load_model(model), then capture_model()")
+        if not isinstance(requests, Sequence):
+            raise InputError(f"execute_model takes a list or tuple of ChunkRequests, got {type(requests).__name__}.")
         for request in requests:
             if not isinstance(request, ChunkRequest) or not isinstance(request.request_id, str):
                 raise InputError(f"execute_model takes ChunkRequests with text ids, got {request!r}.")
         with self._lock:
+            self._expect(RunnerState.READY, "execute_model", "Call load_model(model), then capture_model()")
             return dict(self.model(requests))
 
     def abort(self, request_ids: Iterable[str]) -> list[str]:
         """End requests early and release their state.
 
         Returns:
-            Ids that were live. Others have ended before or never began, which is not an error: an abort may come late.
+            Ids that were live. Others have ended before or never began, which is not an error: an abort may come late. It is
+            not remembered for an id that has yet to begin.
+
+        Raises:
+            InputError: something else than text ids.
+            LifecycleError: the runner is not ready.
         """
-        self._expect(RunnerState.READY, "abort", "Only a ready runner has requests")
+        ids = [request_ids] if isinstance(request_ids, str) else list(request_ids) if isinstance(request_ids, Iterable) else [request_ids]
+        if not all(isinstance(request_id, str) for request_id in ids):
+            raise InputError(f"abort takes request ids, which are text, got {request_ids!r}.")
         with self._lock:
-            return self.model.abort([request_ids] if isinstance(request_ids, str) else request_ids)
+            self._expect(RunnerState.READY, "abort", "Only a ready runner has requests")
+            return list(getattr(self.model, "abort", _nothing_live)(ids))
 
     def stats(self) -> StatsSnapshot:
         """Coverage statistics so far; empty for a model without the capability."""
@@ -241,6 +278,15 @@ class GPUGenerationModelRunner:
 
     def __repr__(self) -> str:
         return f"GPUGenerationModelRunner({self.state.value}, {self.device}, {type(self._model).__name__ if self._model else 'no model'})"
+
+
+def _do_nothing() -> None:
+    """Instead of a ``reset`` that a model does not have."""
+
+
+def _nothing_live(request_ids: Iterable[str]) -> list[str]:
+    """Instead of an ``abort`` that a model does not have."""
+    return []
 
 
 def _callback(progress: bool | ProgressCallback) -> ProgressCallback | None:

@@ -307,3 +307,19 @@ def test_the_later_file_counts(tmp_path: Path) -> None:
     config = StageConfig.from_yaml(tmp_path / "overlay.yaml")
     assert (config.async_chunk, config.max_num_seqs, config.enforce_eager) == (False, 4, True)
     assert (config.connector.codec_chunk_frames, config.connector.codec_left_context_frames) == (8, 5)
+
+
+@pytest.mark.parametrize("ramp", ["--4,8", "4,-", "4,8_0", "4,٣"])
+def test_a_ramp_in_words_that_are_no_numbers(ramp: str) -> None:
+    with pytest.raises(ConfigError, match="must be numbers of frames"):
+        StageConfig.from_dict(deploy({"codec_chunk_ramp": ramp}))
+
+
+def test_stages_and_bases_that_cannot_be_told_apart_or_found(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(deploy()))
+    (tmp_path / "overlay.yaml").write_text(yaml.safe_dump({"base_config": "base.yaml", "stages": [{"stage_id": [1]}]}))
+    with pytest.raises(ConfigError, match=r"stage_id must be a number, got \[1\]"):
+        StageConfig.from_yaml(tmp_path / "overlay.yaml")
+    (tmp_path / "overlay.yaml").write_text('base_config: "a\\0b"\n')
+    with pytest.raises(ConfigError, match="cannot be read"):
+        StageConfig.from_yaml(tmp_path / "overlay.yaml")

@@ -79,3 +79,15 @@ def test_a_missing_file_names_the_nearest_one(tmp_path: Path) -> None:
 def test_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be read: Is a directory"):
         StageConfig.from_yaml(tmp_path)
+
+
+def test_two_merges_in_one_mapping(tmp_path: Path) -> None:
+    path = written(tmp_path, "a: &a {max_num_seqs: 8}\nb: &b {max_num_seqs: 9}\nstage:\n  <<: *a\n  <<: *b\n")
+    with pytest.raises(ConfigError, match="line 5 repeats the key '<<' of line 4"):
+        StageConfig.from_yaml(path)
+
+
+@pytest.mark.parametrize("count", [65_537, 10**20])
+def test_more_requests_than_any_table_holds(count: int) -> None:
+    with pytest.raises(ConfigError, match="max_num_seqs: Input should be less than or equal to 65536"):
+        StageConfig.from_dict({"max_num_seqs": count})

@@ -195,27 +195,74 @@ class StreamingContract:
             assert same(found, expected)
 
     def test_a_failed_forward_changes_no_request(self, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The second of two Target calls fails after the first has succeeded: repeating the batch gives the right samples."""
+        """At every step the second Target call fails after the first has succeeded; the batch repeated gives the right samples."""
         streams = MIXED[:2]
         with running(device, stage()) as runner:
             expected = play(runner, streams)
         with running(device, stage()) as runner:
             found: dict[str, list[Tensor]] = {s.name: [] for s in streams}
             assert runner.manager is not None
+            entries = runner.manager.entries()
             for i in range(5):
-                batch = [s.chunk(i) for s in streams]
-                victim = next(e for e in runner.manager.entries() if e.target_id != "qwen3_tts.icl_prefix" and e.descriptor.state != "icl")
-                served = [e for e in runner.manager.entries() if e.target_id == victim.target_id]
+                batch = [s.chunk(i) for s in streams]  # two modes: two calls
+                countdown = [1]
                 with monkeypatch.context() as patch:
-                    for entry in served:
-                        patch.setattr(entry, "graph", FailingGraph())
-                    if i == 0 or victim.target_id == "qwen3_tts.suffix":
-                        with pytest.raises(RuntimeError, match="the device is lost"):
-                            runner.execute_model(batch)
+                    for entry in entries:
+                        patch.setattr(entry, "graph", FailingGraph(entry.graph, countdown))
+                    with pytest.raises(RuntimeError, match="the device is lost"):
+                        runner.execute_model(batch)
+                assert countdown == [-1], "the first call went through, the second did not"
                 for name, result in runner.execute_model(batch).items():
                     found[name].append(samples_of(result))
             assert same(found, expected)
-            assert runner.stats().replay_errors() > 0
+            assert runner.stats().replay_errors() == 5
+
+    def test_state_that_could_not_be_written_ends_the_requests(self, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nobody continues from rows that may be half new, and nobody else is touched."""
+        bystander = Stream("bystander", 6, [1, 3, 3, 3], seed=7)
+        with running(device, stage()) as runner:
+            expected = play(runner, [bystander])
+        with running(device, stage()) as runner:
+            found = [samples_of(runner.execute_model([bystander.chunk(i)])["bystander"]) for i in range(2)]
+            runner.execute_model([MIXED[0].chunk(0)])
+            table = runner.model.streaming.table  # type: ignore[attr-defined]
+            write, calls = table.write_suffix, [0]
+
+            def broken(*args: Any) -> None:
+                calls[0] += 1
+                if calls[0] == 2:
+                    raise KeyboardInterrupt
+                write(*args)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(table, "write_suffix", broken)
+                with pytest.raises(KeyboardInterrupt):
+                    runner.execute_model([MIXED[0].chunk(1), MIXED[1].chunk(0)])
+            assert runner.model.live_requests == ("bystander",)  # type: ignore[attr-defined]
+            for stream, i in ((MIXED[0], 2), (MIXED[1], 1)):
+                error = runner.execute_model([stream.chunk(i)])[stream.name]
+                assert isinstance(error, RequestError)
+                assert error.kind is RequestErrorKind.FAILED_BEFORE
+                assert "its state could not be written (KeyboardInterrupt)" in str(error)
+            found += [samples_of(runner.execute_model([bystander.chunk(i)])["bystander"]) for i in (2, 3)]
+            assert all(torch.equal(a, b) for a, b in zip(found, expected["bystander"], strict=True))
+
+    def test_inference_mode_at_any_step(self, device: str) -> None:
+        """Serving engines work in it; what is made inside must be usable outside, and the other way round."""
+        cfg = stage()
+        with running(device, cfg) as runner:
+            expected = play(runner, MIXED[:2])
+        with GPUGenerationModelRunner(cfg, device) as runner:
+            with torch.inference_mode():
+                runner.load_model(Qwen3TTSCode2Wav(random_decoder(SMALL, device, seed=4), cfg))
+                runner.capture_model()
+            found: dict[str, list[Tensor]] = {s.name: [] for s in MIXED[:2]}
+            for i in range(5):
+                with torch.inference_mode(i % 2 == 0):
+                    for name, result in runner.execute_model([s.chunk(i) for s in MIXED[:2]]).items():
+                        found[name].append(samples_of(result).clone())
+            assert same(found, expected)
+            assert runner.stats().fallbacks() == 0
 
     def test_a_budget_smaller_than_the_smallest_graph(self, device: str) -> None:
         with running(device, stage(max_memory_bytes=1)) as runner:
@@ -301,20 +348,33 @@ class StreamingContract:
                 _ = runner.model
             runner.load_model(Qwen3TTSCode2Wav(random_decoder(SMALL, device), cfg))
             seen: list[bool] = []
-            runner.capture_model(lambda progress: seen.append(runner.is_ready))
+
+            def progress(_: object) -> None:
+                seen.append(runner.is_ready)
+                for step in (runner.capture_model, runner.profile_memory, runner.shutdown, lambda: runner.execute_model([])):
+                    with pytest.raises(LifecycleError, match=r"capturing|during capture_model"):
+                        step()
+
+            runner.capture_model(progress)
             assert seen
             assert not any(seen)
             assert runner.is_ready
             with pytest.raises(LifecycleError, match="this one is ready"):
                 runner.capture_model()
+            assert runner.manager is not None
+            assert runner.manager.is_ready
         assert not runner.is_ready
         runner.shutdown()
 
 
 class FailingGraph:
-    """Stands in for a graph whose launch fails."""
+    """Stands in for a graph whose launch fails once a countdown has run out."""
+
+    def __init__(self, graph: Any, countdown: list[int]) -> None:
+        self._graph, self._countdown = graph, countdown
 
     def replay(self) -> None:
-        raise RuntimeError("the device is lost")
-
-    def reset(self) -> None: ...
+        self._countdown[0] -= 1
+        if self._countdown[0] < 0:
+            raise RuntimeError("the device is lost")
+        self._graph.replay()

@@ -153,3 +153,20 @@ def test_calls_between_snapshots():
 def test_calls_between_snapshots_in_the_wrong_order_fail():
     with pytest.raises(InputError, match="counts fewer calls than the first"):
         calls_between(StatsSnapshot({HIT: 5}), StatsSnapshot({HIT: 4, MISS: 9}))
+
+
+def test_a_reference_counts_once_however_often_it_is_declared(runner):
+    codes = tiny_codes(9 + 2 + 5)
+    chunks = [
+        vg.ChunkRequest("repeats", codes[:, :11], ref_frames=9),
+        vg.ChunkRequest("repeats", codes[:, 11:], ref_frames=9),
+        vg.ChunkRequest("repeats", codes[:, :0], ref_frames=9, finished=True),
+    ]
+    assert play_request(runner, chunks).table["new_frames"].tolist() == [2, 5, 0]
+
+
+def test_a_chunk_without_codes_is_refused_like_any_other(runner):
+    life = play_request(runner, [vg.ChunkRequest("list", [[1]])])  # type: ignore[arg-type]
+    assert life.error is not None
+    assert life.error.kind is RequestErrorKind.INVALID_INPUT
+    assert life.table["new_frames"].tolist() == [0]

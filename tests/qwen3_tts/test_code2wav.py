@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from contracts.streaming import CHUNK, MIXED, SMALL, Stream, StreamingContract, codes, play, running, samples_of, stage
@@ -67,7 +69,7 @@ def test_a_reference_that_changes() -> None:
         (ChunkRequest("r", codes(1, 1)[:, :0]), "the chunk is empty. Send at least one frame, or finished=True"),
         (ChunkRequest("r", codes(3, 1), ref_frames=5), "the first chunk has 3 frames, its reference alone 5"),
         (ChunkRequest("r", codes(5, 1), ref_frames=5), "the first chunk has 5 frames, its reference alone 5"),
-        (ChunkRequest("r", codes(5, 1), ref_frames=-1), "ref_frames must be 0 or more, got -1"),
+        (ChunkRequest("r", codes(5, 1), ref_frames=-1), "ref_frames must be a whole number from 0, got -1"),
         (ChunkRequest("r", codes(CHUNK + 1, 1)), "brings 4 new frames, the connector delivers at most 3"),
         (ChunkRequest("r", codes(3, 1)[:8]), r"codes must be \[16, F\] \(16 quantisers\), got \[8, 3\]"),
         (ChunkRequest("r", codes(4, 1).T), r"got \[4, 16\]. These look like \[F, 16\]: try codes.T"),
@@ -107,6 +109,150 @@ def test_a_request_of_one_chunk_needs_no_slot() -> None:
     with running("cpu", stage(enforce_eager=True, max_num_seqs=1)) as runner:
         runner.execute_model([ChunkRequest("a", codes(1, 1))])
         samples_of(runner.execute_model([ChunkRequest("b", codes(1, 1), finished=True)])["b"])
+
+
+def test_a_bad_chunk_takes_no_slot_from_a_good_one() -> None:
+    """Nor does a request that is sent twice, nor one that ends in the same call."""
+    with running("cpu", stage(enforce_eager=True, max_num_seqs=1)) as runner:
+        runner.execute_model([ChunkRequest("old", codes(1, 1))])
+        found = runner.execute_model(
+            [
+                ChunkRequest("bad", torch.full((16, 1), 32)),
+                ChunkRequest("twice", codes(1, 1)),
+                ChunkRequest("twice", codes(1, 1)),
+                ChunkRequest("good", codes(1, 1)),
+                ChunkRequest("old", codes(CHUNK, 1), finished=True),
+            ]
+        )
+        assert [name for name, result in found.items() if isinstance(result, RequestError)] == ["bad", "twice"]
+        assert runner.model.live_requests == ("good",)  # type: ignore[attr-defined]
+        samples_of(runner.execute_model([ChunkRequest("good", codes(CHUNK, 1))])["good"])
+
+
+WRONG = {
+    "no ref_frames": ChunkRequest("r", codes(4, 1), None),  # type: ignore[arg-type]
+    "text": ChunkRequest("r", codes(4, 1), "0"),  # type: ignore[arg-type]
+    "fraction": ChunkRequest("r", codes(4, 1), 1.0),  # type: ignore[arg-type]
+    "truth": ChunkRequest("r", codes(4, 1), True),
+    "tensor": ChunkRequest("r", codes(4, 1), torch.tensor(1)),  # type: ignore[arg-type]
+    "finished text": ChunkRequest("r", codes(1, 1), finished="no"),  # type: ignore[arg-type]
+    "elsewhere": ChunkRequest("r", codes(1, 1).to("meta"), finished=True),
+    "sparse": ChunkRequest("r", codes(1, 1).to_sparse(), finished=True),
+}
+
+
+@pytest.mark.parametrize("chunk", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("async_chunk", [True, False], ids=["streaming", "whole"])
+def test_wrong_types_fail_their_request_only(chunk: ChunkRequest, async_chunk: bool) -> None:
+    cfg = StageConfig.from_dict({"async_chunk": async_chunk, "enforce_eager": True, "connector": {"codec_chunk_frames": CHUNK}})
+    decoder = random_decoder(SMALL.model_copy(update={"max_position_embeddings": 400}))
+    with GPUGenerationModelRunner(cfg, "cpu") as runner:
+        runner.load_model(Qwen3TTSCode2Wav(decoder, cfg))
+        runner.capture_model()
+        found = runner.execute_model([ChunkRequest("good", codes(1, 1), finished=True), chunk])
+        samples_of(found["good"])
+        assert kind_of(found["r"]) is RequestErrorKind.INVALID_INPUT
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("async_chunk", [True, False], ids=["streaming", "whole"])
+def test_nested_codes(async_chunk: bool) -> None:
+    nested = torch._nested_tensor_from_tensor_list([codes(1, 1).float(), codes(1, 2).float()])
+    test_wrong_types_fail_their_request_only(ChunkRequest("r", nested, finished=True), async_chunk)
+
+
+def test_lengths_that_the_decoder_has_no_positions_for() -> None:
+    """64 positions, W = 6, chunks of 3: a reference of 55 frames is the longest."""
+    cfg = stage(enforce_eager=True, connector={"codec_left_context_frames": 100})
+    with running("cpu", cfg) as runner:
+        found = runner.execute_model([ChunkRequest("good", codes(56, 1), 55), ChunkRequest("long", codes(57, 1), 56)])
+        samples_of(found["good"])
+        assert "positions take at most 55" in str(found["long"])
+        for seed in range(4):
+            samples_of(runner.execute_model([ChunkRequest("good", codes(CHUNK, seed))])["good"])
+    with pytest.raises(ConfigError, match="chunks of 53 frames need 65 positions"):
+        Qwen3TTSCode2Wav(random_decoder(SMALL), stage(connector={"codec_chunk_frames": 53}))
+    Qwen3TTSCode2Wav(random_decoder(SMALL), stage(connector={"codec_chunk_frames": 52}))
+
+
+@pytest.mark.parametrize("ramp", [[7, 9], [2, 8, 1], [3, 3, 3, 3, 5]])
+def test_a_ramp_that_goes_on_after_the_window_rolls(ramp: list[int]) -> None:
+    """Chunks that the schedule brings are never refused; beyond W they run eager if they are not of the steady size."""
+    cfg = stage(enforce_eager=True, connector={"codec_chunk_ramp": ramp})
+    with running("cpu", cfg) as runner:
+        for i, frames in enumerate([*ramp, CHUNK, CHUNK]):
+            assert len(samples_of(runner.execute_model([ChunkRequest("a", codes(frames, i))])["a"])) == frames * 1920
+
+
+def test_a_model_starts_afresh_in_another_runner() -> None:
+    cfg = stage(enforce_eager=True)
+    model = Qwen3TTSCode2Wav(random_decoder(SMALL), cfg)
+    for _ in range(2):
+        with GPUGenerationModelRunner(cfg, "cpu") as runner:
+            runner.load_model(model)
+            runner.capture_model()
+            samples_of(runner.execute_model([ChunkRequest("a", codes(1, 1))])["a"])
+            samples_of(runner.execute_model([ChunkRequest("b", codes(1, 1), finished=True)])["b"])
+            assert model.live_requests == ("a",)
+        assert model.live_requests == ()
+
+
+def test_a_model_serves_one_runner_at_a_time() -> None:
+    cfg = stage(enforce_eager=True)
+    model = Qwen3TTSCode2Wav(random_decoder(SMALL), cfg)
+    with GPUGenerationModelRunner(cfg, "cpu") as first, GPUGenerationModelRunner(cfg, "cpu") as second:
+        first.load_model(model)
+        first.capture_model()
+        second.load_model(model)
+        with pytest.raises(LifecycleError, match="served by another Manager"):
+            second.capture_model()
+        with pytest.raises(ConfigError, match="another configuration than the runner"):
+            GPUGenerationModelRunner(stage(), "cpu").load_model(model)
+
+
+def test_a_shutdown_that_fails_is_a_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = stage()
+    runner = GPUGenerationModelRunner(cfg, "cpu")
+    runner.load_model(Qwen3TTSCode2Wav(random_decoder(SMALL), cfg))
+    runner.capture_model()
+    assert runner.manager is not None
+
+    def broken() -> None:
+        raise RuntimeError("reset broke")
+
+    monkeypatch.setattr(runner.manager.entries()[0].graph, "reset", broken)
+    with pytest.raises(LifecycleError, match="reset broke"):
+        runner.shutdown()
+    assert not runner.is_ready
+    runner.shutdown()
+
+
+def test_threads_around_a_shutdown() -> None:
+    """Whoever comes too late is told so; nobody gets samples from a runner that is shut down."""
+    with running("cpu", stage(enforce_eager=True)) as runner:
+        unexpected: list[BaseException] = []
+
+        def work(k: int) -> None:
+            for j in range(10_000):
+                try:
+                    runner.execute_model([ChunkRequest(f"{k}.{j}", codes(1, j))])
+                    runner.abort([f"{k}.{j}"])
+                except LifecycleError:
+                    return
+                except BaseException as error:  # noqa: BLE001 - shown below
+                    unexpected.append(error)
+                    return
+
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
+        for thread in threads:
+            thread.start()
+        runner.execute_model([ChunkRequest("mine", codes(1, 1))])
+        runner.shutdown()
+        for thread in threads:
+            thread.join(timeout=60)
+        assert unexpected == []
+        assert not any(thread.is_alive() for thread in threads)
+        assert not runner.is_ready
 
 
 def test_two_chunks_of_one_request_in_one_batch() -> None:
@@ -198,6 +344,13 @@ def test_the_runner_takes_chunk_requests_only() -> None:
         with pytest.raises(InputError, match="text ids"):
             runner.execute_model([ChunkRequest(7, codes(1, 1))])  # type: ignore[arg-type]
         assert runner.execute_model([]) == {}
+        for wrong in ((c for c in [ChunkRequest("a", codes(1, 1))]), ChunkRequest("a", codes(1, 1)), None):
+            with pytest.raises(InputError, match="takes a list or tuple of ChunkRequests, got"):
+                runner.execute_model(wrong)  # type: ignore[arg-type]
+        for wrong in (None, [["x"]], [3]):
+            with pytest.raises(InputError, match="abort takes request ids"):
+                runner.abort(wrong)  # type: ignore[arg-type]
+        assert runner.model.live_requests == ()  # type: ignore[attr-defined]
 
 
 def test_a_model_without_the_capability_runs_eager(caplog: pytest.LogCaptureFixture) -> None:
@@ -207,9 +360,6 @@ def test_a_model_without_the_capability_runs_eager(caplog: pytest.LogCaptureFixt
         def __call__(self, chunks: list[ChunkRequest]) -> dict[str, torch.Tensor]:
             return {chunk.request_id: chunk.codes.float().mean(dim=0) for chunk in chunks}
 
-        def abort(self, request_ids: list[str]) -> list[str]:
-            return []
-
     with GPUGenerationModelRunner(StageConfig(), "cpu") as runner:
         runner.load_model(Plain())  # type: ignore[arg-type]
         assert "Plain does not declare supports_vocoder_cudagraph: it runs eager" in caplog.text
@@ -217,6 +367,7 @@ def test_a_model_without_the_capability_runs_eager(caplog: pytest.LogCaptureFixt
         assert (report.requested, report.eager_targets) == (0, {"Plain": "it does not declare supports_vocoder_cudagraph"})
         assert samples_of(runner.execute_model([ChunkRequest("a", codes(2, 1))])["a"]).shape == (2,)
         assert runner.stats().calls() == 0
+        assert runner.abort(["a"]) == []
 
 
 def test_a_strict_failure_leaves_the_runner_loaded() -> None:

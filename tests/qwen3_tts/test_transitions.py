@@ -65,9 +65,10 @@ def test_a_request_always_finds_its_transition(connector: ConnectorConfig, windo
         transition = table.after(state, size)
         assert transition is not None
         assert transition.is_rolling == (state >= window)
+        assert size <= table.largest_chunk
         if not transition.is_rolling:
             assert transition.new_frames == size
-        state = transition.target
+        state = min(state, window) + size
 
 
 @given(connector=connectors, window=st.integers(3, 90))
@@ -91,7 +92,12 @@ def test_sources_name_steps(connector: ConnectorConfig, window: int) -> None:
     table = TransitionTable.from_connector(connector, window)
     assert len({t.source for t in table.steps}) == len(table.steps)
     assert len({t.target for t in table.starts}) == len(table.starts)
-    assert table.largest_chunk == max(t.target - t.source for t in table.transitions)
+
+
+def test_the_largest_chunk() -> None:
+    assert table_of(1, 5, 8).largest_chunk == 5
+    assert table_of(9, 5, 8).largest_chunk == 9
+    assert table_of(1, 5, 8, ramp=(9, 12)).largest_chunk == 12, "the second entry comes when the window rolls already"
 
 
 def test_a_target_does_not_name_a_transition() -> None:

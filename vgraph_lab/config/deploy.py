@@ -19,6 +19,7 @@ keys are warned about, since they look meant for the decoder and have no effect 
 from __future__ import annotations
 
 import difflib
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -57,15 +58,18 @@ def read_deploy_file(path: Path) -> dict[str, Any]:
 
 
 def _with_bases(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    content = read_yaml(path)
     if path.resolve() in above:
         raise ConfigError(f"{path}: base_config leads back to this file.")
-    content = read_yaml(path)
     base = content.pop("base_config", None)
     if base is None:
         return content
     if not isinstance(base, str):
         raise ConfigError(f"{path}: base_config must be the path of a file, got {base!r}.")
     merged = _with_bases(path.parent / base, (*above, path.resolve()))
+    for stage in (*_stages(merged), *_stages(content)):
+        if not isinstance(stage.get("stage_id"), int | str | None):
+            raise ConfigError(f"{path}: stage_id must be a number, got {stage['stage_id']!r}.")
     stages = {stage.get("stage_id"): stage for stage in _stages(merged)}
     for stage in _stages(content):
         before = stages.get(stage.get("stage_id"), {})
@@ -215,7 +219,7 @@ def _delivery(extra: Mapping[str, Any], path: str) -> dict[str, Any]:
     ramp = delivery.get("codec_chunk_ramp")
     if isinstance(ramp, str):  # vllm-omni also takes "4,8,16"
         words = [word.strip() for word in ramp.split(",")]
-        if not all(word.lstrip("-").isdecimal() for word in words):
+        if not all(re.fullmatch(r"-?[0-9]{1,9}", word) for word in words):
             raise ConfigError(f"{path}.codec_chunk_ramp: must be numbers of frames, e.g. [4, 8, 16] or '4,8,16' (got {ramp!r})")
         ramp = delivery["codec_chunk_ramp"] = [int(word) for word in words]
     if isinstance(ramp, list) and len(ramp) == 1:

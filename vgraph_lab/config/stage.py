@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
+from annotated_types import Le
 from pydantic import BaseModel, Field, PositiveInt, PrivateAttr
 
 from .connector import ConnectorConfig
@@ -39,7 +40,7 @@ class StageConfig(Settings):
     connector: ConnectorConfig = Field(default_factory=ConnectorConfig)
     cudagraph_mode: Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"] = "FULL"
     enforce_eager: bool = False
-    max_num_seqs: PositiveInt = 64
+    max_num_seqs: Annotated[PositiveInt, Le(65_536)] = 64
     vocoder_cudagraph: VocoderGraphSettings = Field(default_factory=VocoderGraphSettings)
     _extensions: ExtensionValues = PrivateAttr(default_factory=ExtensionValues)
 

@@ -28,7 +28,7 @@ class _StrictLoader(yaml.SafeLoader):
         node = super().compose_mapping_node(anchor)
         seen: dict[str, int] = {}
         for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+            if isinstance(key, yaml.ScalarNode):  # two << are a repeated key, too
                 line = key.start_mark.line + 1
                 if key.value in seen:
                     raise _DuplicateKeyError(f"line {line} repeats the key {key.value!r} of line {seen[key.value]}. Keep one of them.")
@@ -49,8 +49,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: no such file.{did_you_mean(path.name, siblings)}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not text in UTF-8: {error}. Is it a YAML file?") from error
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.") from error
+    except (OSError, ValueError) as error:  # ValueError: a path that no system takes
+        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}.") from error
     try:
         content = yaml.load(text, Loader=_StrictLoader)  # a SafeLoader
     except _DuplicateKeyError as error:

@@ -172,7 +172,7 @@ class VocoderCUDAGraphManager:
         if self.state is not ManagerState.NEW:
             raise LifecycleError(f"capture() needs a new Manager, this one is {self.state.value}. Make another one to capture again.")
         for target in self.targets.values():
-            if target.is_bound:
+            if target.is_served:
                 raise LifecycleError(f"{target.target_id} is served by another Manager. Clear that one before capturing again.")
         self.state = ManagerState.CAPTURING
         start = perf_counter()
@@ -239,6 +239,17 @@ class VocoderCUDAGraphManager:
                 logger.warning("%s: a graph could not be reset: %s", target.target_id, second)
             self._eager_targets[target.target_id] = f"it could not be bound: {self._store.describe(error)}"
             logger.warning("%s stays eager: %s", target.target_id, error)
+            self._count_eager_calls(target)
+
+    def _count_eager_calls(self, target: Target[Any]) -> None:
+        """Let a Target that could not be bound answer eagerly through a delegate that counts."""
+        try:
+            counting = GraphRuntime(self._store, target, self._sink.recorder(target.target_id), constant_reason=FallbackReason.NO_GRAPH)
+            target.observe(counting)
+        except Exception as error:  # noqa: BLE001 - whatever kept it from being bound
+            logger.warning("%s: its eager calls are not counted: %s", target.target_id, error)
+        else:
+            self._delegates[target.target_id] = counting
 
     def _bind(self, target: Target[Any]) -> None:
         target_id, settings = target.target_id, self.settings.for_target(target.target_id)

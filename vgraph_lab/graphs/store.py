@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from vgraph_lab.config import VocoderGraphSettings
 from vgraph_lab.errors import FallbackReason, OutOfBudgetError, VGraphLabError
 
@@ -150,7 +152,9 @@ class GraphStore:
         return errors
 
     def _capture(self, target: Target[Any], descriptor: Descriptor, *, lazy: bool) -> GraphEntry:
-        with self.pool.exclusive():  # a capture takes pool memory, and on the CPU backend it runs there
+        # A capture takes pool memory, and on the CPU backend it runs there. Buffers and outputs made in inference mode could not
+        # be written outside of it.
+        with self.pool.exclusive(), torch.inference_mode(False):
             buffers = target.routine.allocate_buffers(descriptor)
             shared = [dict(entry.buffers) for entry in self.in_capture_order()]
             static_bytes = nbytes([*shared, dict(buffers)]) - nbytes(shared)

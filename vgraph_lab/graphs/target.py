@@ -67,6 +67,11 @@ class Target(Generic[Output]):
         """Whether a graph can serve calls now. A Target whose graphs all failed is not bound."""
         return isinstance(self._delegate, VocoderGraphHandle)
 
+    @property
+    def is_served(self) -> bool:
+        """Whether a Manager answers the calls, with graphs or counting eager ones."""
+        return self._delegate != self.routine.eager_call
+
     def bind(self, handle: VocoderGraphHandle[Output]) -> None:
         """Route calls to a Handle. Managers call this once every capture is over."""
         if self.is_bound:

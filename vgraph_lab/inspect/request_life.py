@@ -132,7 +132,7 @@ def play_request(runner: GPUGenerationModelRunner, chunks: Iterable[ChunkRequest
             {
                 "chunk": number,
                 "ref_frames": chunk.ref_frames,
-                "new_frames": max(0, chunk.codes.shape[-1] - chunk.ref_frames),
+                "new_frames": _new_frames(chunk, is_first=not kept_before),
                 "kept_before_frames": kept_before or 0,
                 "kept_after_frames": kept_after,
                 **_served(calls[0] if calls else None, result),
@@ -143,6 +143,13 @@ def play_request(runner: GPUGenerationModelRunner, chunks: Iterable[ChunkRequest
         )
     table = pd.DataFrame(rows, columns=list(LIFE_COLUMNS)).astype({"kept_after_frames": "Int64", "state_kib": "float64"})
     return RequestLife(ids[0], table, tuple(piece.cpu().numpy() for piece in pieces), error)
+
+
+def _new_frames(chunk: ChunkRequest, *, is_first: bool) -> int:
+    """Frames that a chunk brings; the reference comes with the first one only, whatever later ones repeat."""
+    if not isinstance(chunk.codes, Tensor) or chunk.codes.dim() != 2:
+        return 0  # refused
+    return max(0, chunk.codes.shape[1] - (chunk.ref_frames if is_first and isinstance(chunk.ref_frames, int) else 0))
 
 
 def state_table(runner: GPUGenerationModelRunner, request_id: str) -> pd.DataFrame:

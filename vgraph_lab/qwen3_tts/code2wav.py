@@ -50,29 +50,9 @@ class Qwen3TTSCode2Wav(nn.Module):
         cfg.check_model(EXTENSIONS, TARGET_IDS)
         self.decoder, self.cfg = decoder, cfg
         keys = cfg.extension(Qwen3TTSGraphKeys)
-        sizes = keys.capture_batch_sizes
-        largest = keys.batch_limit if cfg.graph_settings.enforce_eager else max(sizes)
-        debug = cfg.vocoder_cudagraph.debug
-        self.streaming: StreamingPath | None = None
-        self.stateless: StatelessPath | None = None
-        if cfg.async_chunk:
-            self.streaming = StreamingPath(
-                decoder, cfg.connector, batch_sizes=sizes, largest_batch=largest, max_requests=cfg.max_num_seqs, debug=debug
-            )
-        else:
-            chunk, context = keys.decode_chunk_frames, keys.decode_left_context_frames
-            configured = cfg.target_extension(STATELESS_TARGET_ID, StatelessTargetKeys).capture_bucket_sizes
-            buckets = stateless_buckets(configured, chunk_frames=chunk, left_context_frames=context)
-            self.stateless = StatelessPath(
-                decoder,
-                bucket_frames=buckets,
-                batch_sizes=sizes,
-                largest_batch=largest,
-                chunk_frames=chunk,
-                left_context_frames=context,
-                debug=debug,
-            )
-        self._path: StreamingPath | StatelessPath = self.streaming or self.stateless  # type: ignore[assignment]
+        path = _streaming(decoder, cfg, keys) if cfg.async_chunk else _stateless(decoder, cfg, keys)
+        self.streaming = path if isinstance(path, StreamingPath) else None
+        self._path = path
 
     @classmethod
     def from_checkpoint(
@@ -118,7 +98,8 @@ class Qwen3TTSCode2Wav(nn.Module):
             empty last chunk), or the :class:`~vgraph_lab.errors.RequestError` of a request that cannot be served.
 
         Raises:
-            Exception: a graph or the decoder failed. No request has changed.
+            Exception: a graph or the decoder failed, and no request has changed; or, if the state could not be written, the
+                requests of this call have ended.
         """
         with torch.no_grad():
             return self._path.forward(chunks)
@@ -130,3 +111,37 @@ class Qwen3TTSCode2Wav(nn.Module):
             Ids that were live; others have ended before or never began.
         """
         return self._path.abort(request_ids)
+
+    def reset(self) -> None:
+        """Forget all requests, live and past: the model is as new."""
+        self._path.reset()
+
+
+def _streaming(decoder: Code2WavDecoder, cfg: StageConfig, keys: Qwen3TTSGraphKeys) -> StreamingPath:
+    return StreamingPath(
+        decoder,
+        cfg.connector,
+        batch_sizes=keys.capture_batch_sizes,
+        largest_batch=_largest_batch(cfg, keys),
+        max_requests=cfg.max_num_seqs,
+        debug=cfg.vocoder_cudagraph.debug,
+    )
+
+
+def _stateless(decoder: Code2WavDecoder, cfg: StageConfig, keys: Qwen3TTSGraphKeys) -> StatelessPath:
+    chunk, context = keys.decode_chunk_frames, keys.decode_left_context_frames
+    configured = cfg.target_extension(STATELESS_TARGET_ID, StatelessTargetKeys).capture_bucket_sizes
+    return StatelessPath(
+        decoder,
+        bucket_frames=stateless_buckets(configured, chunk_frames=chunk, left_context_frames=context),
+        batch_sizes=keys.capture_batch_sizes,
+        largest_batch=_largest_batch(cfg, keys),
+        chunk_frames=chunk,
+        left_context_frames=context,
+        debug=cfg.vocoder_cudagraph.debug,
+    )
+
+
+def _largest_batch(cfg: StageConfig, keys: Qwen3TTSGraphKeys) -> int:
+    """Groups are split where the largest captured batch ends; without graphs, where the configuration wants it."""
+    return keys.batch_limit if cfg.graph_settings.enforce_eager else max(keys.capture_batch_sizes)

@@ -45,7 +45,7 @@ class Qwen3TTSGraphKeys(Settings):
 
     @property
     def batch_limit(self) -> int:
-        """The most rows of one call."""
+        """The most rows of one eager call."""
         return self.decode_batch_max_size or max(self.capture_batch_sizes)
 
     @model_validator(mode="after")

@@ -48,9 +48,10 @@ class StateTable(nn.Module):
             "hidden_tail": (g.latent_dim, min(window, RENDER_CONTEXT_FRAMES)),
             "suffixes": (g.codebook_dim * window + (window - CONV_CONTEXT_FRAMES) * g.latent_dim,),
         }
-        for name, shape in shapes.items():
-            self.register_buffer(name, torch.zeros(rows, *shape, device=decoder.device, dtype=decoder.dtype), persistent=False)
-        self.register_buffer("pad_frames", torch.zeros(rows, device=decoder.device, dtype=torch.int64), persistent=False)
+        with torch.inference_mode(False):  # rows are written in and outside of that mode
+            for name, shape in shapes.items():
+                self.register_buffer(name, torch.zeros(rows, *shape, device=decoder.device, dtype=decoder.dtype), persistent=False)
+            self.register_buffer("pad_frames", torch.zeros(rows, device=decoder.device, dtype=torch.int64), persistent=False)
 
     @property
     def nbytes(self) -> int:

@@ -6,15 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
-from vgraph_lab.errors import InputError, RequestError, RequestErrorKind
+from vgraph_lab.errors import RequestError, RequestErrorKind
 from vgraph_lab.graphs.target import Target
 from vgraph_lab.requests import ChunkRequest, ChunkResult
 
+from .chunk_checks import problem_with_chunk, values_in_range
 from .decoder import Code2WavDecoder
-from .inputs import validate_codes
 from .stateless import decode_windows, stateless_target
 
 __all__ = ["StatelessPath"]
@@ -73,6 +72,9 @@ class StatelessPath:
         """Nothing is live between calls."""
         return []
 
+    def reset(self) -> None:
+        """There is nothing to forget."""
+
     def _decode(self, chunks: list[ChunkRequest]) -> dict[str, ChunkResult]:
         longest, per_frame = max(chunk.codes.shape[1] for chunk in chunks), self.decoder.samples_per_frame
         rows = [chunk.codes.to(self.decoder.device, torch.int64) for chunk in chunks]
@@ -96,18 +98,12 @@ class StatelessPath:
 
         if ids.count(chunk.request_id) > 1:
             return RequestError(chunk.request_id, RequestErrorKind.DUPLICATE, "it came twice in one batch.")
-        if not chunk.finished:
-            return invalid(
-                "with async_chunk: false a request comes whole, in one chunk with finished=True. To stream, set async_chunk: true."
-            )
-        if isinstance(chunk.codes, Tensor) and chunk.codes.dim() != 2:
-            return invalid(f"codes must be [{self.decoder.geometry.num_quantizers}, F], got {list(chunk.codes.shape)}.")
-        try:
-            windows = chunk.codes[None].split(self._chunk_frames, dim=-1) if isinstance(chunk.codes, Tensor) else (chunk.codes,)
-            for window in windows:
-                validate_codes(window, self.decoder.geometry, device=self.decoder.device, debug=self._debug)
-        except InputError as error:
-            return invalid(str(error))
+        problem = problem_with_chunk(chunk, self.decoder.geometry, self.decoder.device)
+        if problem is None and not chunk.finished:
+            problem = "with async_chunk: false a request comes whole, in one chunk with finished=True. To stream, set async_chunk: true."
+        problem = problem or values_in_range([chunk.codes], self.decoder.geometry, debug=self._debug)[0]
+        if problem:
+            return invalid(problem)
         if not 0 <= chunk.ref_frames < chunk.codes.shape[1]:
             return invalid(
                 f"ref_frames must be 0 or more and less than the {chunk.codes.shape[1]} frames that came, got {chunk.ref_frames}."

@@ -2,13 +2,14 @@
 
     chunks ─admit─▶ steps ─group by state and width─▶ Target calls ─all done─▶ commit state ─▶ samples
 
-Nothing of a request changes before every Target call of the forward has succeeded: a forward that raises leaves all
-requests as they were, and may be repeated.
+Nothing of a request changes before every Target call of the forward has succeeded: if one of them raises, all requests are as
+they were, and the forward may be repeated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,13 +17,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vgraph_lab.config import ConnectorConfig
-from vgraph_lab.errors import InputError, RequestError, RequestErrorKind
+from vgraph_lab.errors import ConfigError, InputError, RequestError, RequestErrorKind
 from vgraph_lab.graphs.descriptor import Descriptor
 from vgraph_lab.graphs.target import Target
 from vgraph_lab.requests import ChunkRequest, ChunkResult
 
 from .decoder import Code2WavDecoder
-from .inputs import validate_codes
 from .state_table import StateTable
 from .stream_requests import LiveRequest, RequestBook, Step
 from .stream_routines import IclPrefixRoutine, Mode, OwnState, StreamOutput, SuffixDescriptor, SuffixRoutine, XvecPrefixRoutine
@@ -48,6 +48,9 @@ class StreamingPath:
         largest_batch: the most rows of one call; larger groups are split.
         max_requests: live requests at most.
         debug: check the values of device codes, too.
+
+    Raises:
+        ConfigError: the connector's chunks do not fit the decoder's ``max_position_embeddings``.
     """
 
     def __init__(
@@ -60,11 +63,12 @@ class StreamingPath:
         max_requests: int,
         debug: bool = False,
     ) -> None:
-        self.decoder, self._debug, self._largest_batch = decoder, debug, largest_batch
+        self.decoder, self._largest_batch = decoder, largest_batch
         self._window, self._device = decoder.geometry.sliding_window, decoder.device
         self.transitions = TransitionTable.from_connector(connector, self._window)
         self.table = StateTable(decoder, max_requests)
-        self.book = RequestBook(max_requests, self.transitions, decoder.geometry.num_quantizers)
+        self._check_positions(decoder)
+        self.book = RequestBook(max_requests, self.transitions, decoder.geometry, self._device, debug=debug)
 
         starts = [Descriptor(rows, start.new_frames) for rows in batch_sizes for start in self.transitions.starts]
         modes: tuple[Mode, ...] = ("icl", "xvec")
@@ -79,6 +83,14 @@ class StreamingPath:
         self._xvec_prefix = Target(XVEC_PREFIX_TARGET_ID, XvecPrefixRoutine(decoder, self.table, starts, debug=debug), starts)
         self._suffix = Target(SUFFIX_TARGET_ID, suffix, steps)
 
+    def _check_positions(self, decoder: Code2WavDecoder) -> None:
+        longest, needed = decoder.geometry.max_position_embeddings, 2 * self._window + self.transitions.largest_chunk
+        if needed > longest:
+            raise ConfigError(
+                f"connector: chunks of {self.transitions.largest_chunk} frames need {needed} positions (a reference and a window of "
+                f"{self._window} frames each, and the chunk); the decoder has {longest}. Use smaller chunks."
+            )
+
     @property
     def targets(self) -> tuple[Target[Any], ...]:
         """The three streaming Targets."""
@@ -91,19 +103,22 @@ class StreamingPath:
         for group, members in self._grouped(steps).items():
             rows = 1 if group[3] else self._largest_batch
             for start in range(0, len(members), rows):
-                done += self._decode(group, members[start : start + rows], refused)
+                piece = members[start : start + rows]
+                done.append((piece, self._call(group, piece)))
         results: dict[str, ChunkResult] = {request_id: torch.zeros(0, device=self._device) for request_id in ending}
         results |= refused
         for members, output in done:
-            self._commit(members, output)
             results |= self._samples(members, output)
-        self.book.finish(ending)
-        self.book.refuse(refused.values())
+        self._commit(done, ending, refused)
         return {chunk.request_id: results[chunk.request_id] for chunk in chunks}
 
     def abort(self, request_ids: Iterable[str]) -> list[str]:
         """End requests early and release their state; returns those that were live."""
         return [request_id for request_id in request_ids if self.book.abort(request_id)]
+
+    def reset(self) -> None:
+        """Forget every request."""
+        self.book.reset()
 
     # ------------------------------------------------------------------------------------------------ grouping
 
@@ -117,16 +132,6 @@ class StreamingPath:
         return groups
 
     # ------------------------------------------------------------------------------------------------ decoding
-
-    def _decode(self, group: _Group, members: list[Step], refused: dict[str, RequestError]) -> list[tuple[list[Step], StreamOutput]]:
-        """One Target call; rows whose codes turn out to be out of range are refused, and the others called again."""
-        try:
-            return [(members, self._call(group, members))] if members else []
-        except InputError:  # raised before anything is written
-            good = [step for step in members if not self._refuse_bad_codes(step, refused)]
-            if len(good) == len(members):
-                raise
-            return self._decode(group, good, refused)
 
     def _call(self, group: _Group, members: list[Step]) -> StreamOutput:
         mode, kept, _, long_reference = group
@@ -150,49 +155,56 @@ class StreamingPath:
             rows = [F.pad(row, (frames - row.shape[1], 0) if left else (0, frames - row.shape[1])) for row in rows]
         return torch.stack(rows).long()
 
-    def _refuse_bad_codes(self, step: Step, refused: dict[str, RequestError]) -> bool:
-        for codes in (step.codes, step.reference):
-            try:
-                if codes is not None:
-                    validate_codes(codes[None], self.decoder.geometry, device=self._device, debug=self._debug)
-            except InputError as error:
-                request_id = step.request.request_id
-                refused[request_id] = RequestError(request_id, RequestErrorKind.INVALID_INPUT, str(error))
-                return True
-        return False
-
     # ------------------------------------------------------------------------------------------------ commit
 
-    def _commit(self, members: list[Step], output: StreamOutput) -> None:
-        """Keep the next state of every request that goes on, and let go of the others."""
-        going_on = [row for row, step in enumerate(members) if not step.is_last]
-        if going_on:
-            self._keep(members, going_on, output)
-        self.book.finish(step.request.request_id for step in members if step.is_last)
+    def _commit(self, done: list[tuple[list[Step], StreamOutput]], ending: list[str], refused: dict[str, RequestError]) -> None:
+        """Keep the next state of every request that goes on, and let go of the others.
 
-    def _keep(self, members: list[Step], going_on: list[int], output: StreamOutput) -> None:
+        All that can be refused has been by now, and what can fail is done before the first write. Should a write fail all the
+        same, rows may be half new: the requests of the call are ended then, rather than continued from them.
+        """
+        steps = [step for members, _ in done for step in members]
+        leaving = [step.request.request_id for step in steps if step.is_last] + ending
+        beginning = [step.request for step in steps if step.is_first and not step.is_last]
+        slots = dict(zip((r.request_id for r in beginning), self.book.slots_for(len(beginning), leaving), strict=True))
+        writes = [write for members, output in done for write in self._writes(members, output, slots)]
+        try:
+            for write in writes:
+                write()
+            self.book.finish(leaving)
+            for request in beginning:
+                self.book.begin(request, slots[request.request_id])
+            for step in steps:
+                step.request.suffix_frames = min(step.request.suffix_frames, self._window) + step.frames
+            self.book.refuse(refused.values())
+        except BaseException as error:
+            for step in steps:
+                message = f"its state could not be written ({type(error).__name__}). Start a new request."
+                self.book.end(step.request.request_id, RequestErrorKind.FAILED_BEFORE, message)
+            raise
+
+    def _writes(self, members: list[Step], output: StreamOutput, slots: dict[str, int]) -> list[Callable[[], None]]:
+        """What to write for those of one Target call that go on."""
+        going_on = [row for row, step in enumerate(members) if not step.is_last]
+        if not going_on:
+            return []
         prefix, suffix = output.prefix, output.suffix
         if len(going_on) < len(members):
             rows = torch.tensor(going_on).to(self._device, non_blocking=True)
             prefix = prefix and PrefixState(*(t.index_select(0, rows) for t in prefix))
             suffix = suffix.index_select(0, rows)
-        requests = [members[row].request for row in going_on]
-        slots = [
-            self.book.begin(request) if members[row].is_first else request.slot for row, request in zip(going_on, requests, strict=True)
-        ]
-        for row, request in zip(going_on, requests, strict=True):
-            request.suffix_frames = min(request.suffix_frames, self._window) + members[row].frames
-        first = requests[0]
-        if first.ref_frames > self._window:  # alone in its call
-            before = first.own_state
+        first = members[going_on[0]]
+        request = first.request
+        if request.ref_frames > self._window:  # alone in its call
+            before = request.own_state
             kept_prefix = prefix if before is None else before.prefix
             assert kept_prefix is not None
-            first.own_state = OwnState(kept_prefix, self.table.unpacked(suffix, first.suffix_frames))
-            return
-        places = torch.tensor(slots).to(self._device, non_blocking=True)
-        if prefix is not None:
-            self.table.write_prefix(places, prefix)
-        self.table.write_suffix(places, suffix)
+            frames = min(request.suffix_frames, self._window) + first.frames
+            return [partial(setattr, request, "own_state", OwnState(kept_prefix, self.table.unpacked(suffix, frames)))]
+        requests = [members[row].request for row in going_on]
+        places = torch.tensor([slots.get(r.request_id, r.slot) for r in requests]).to(self._device, non_blocking=True)
+        writes: list[Callable[[], None]] = [] if prefix is None else [partial(self.table.write_prefix, places, prefix)]
+        return [*writes, partial(self.table.write_suffix, places, suffix)]
 
     def _samples(self, members: list[Step], output: StreamOutput) -> dict[str, ChunkResult]:
         longest, per_frame = output.waveform.shape[1], self.decoder.samples_per_frame

@@ -6,7 +6,7 @@ refusals; the model applies both once the whole call has succeeded.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -16,12 +16,13 @@ from torch import Tensor
 from vgraph_lab.errors import RequestError, RequestErrorKind
 from vgraph_lab.requests import ChunkRequest
 
+from .chunk_checks import problem_with_chunk, values_in_range
+from .geometry import DecoderGeometry
 from .stream_routines import Mode, OwnState
 from .transitions import Transition, TransitionTable
 
 __all__ = ["LiveRequest", "RequestBook", "Step"]
 
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 _REMEMBERED_ENDS = 65536
 
 
@@ -81,13 +82,23 @@ class RequestBook:
     Args:
         slots: live requests at most.
         transitions: the schedule.
-        num_quantizers: rows that codes must have.
+        geometry: the decoder's sizes.
+        device: where the model is.
+        debug: look at the values of device codes, too.
     """
 
-    def __init__(self, slots: int, transitions: TransitionTable, num_quantizers: int) -> None:
+    def __init__(
+        self, slots: int, transitions: TransitionTable, geometry: DecoderGeometry, device: torch.device, *, debug: bool = False
+    ) -> None:
+        self._slots, self._transitions, self._geometry, self._device, self._debug = slots, transitions, geometry, device, debug
+        # Keys of a rotary table: a reference of whatever length, the kept frames, the new ones.
+        self._longest_reference = geometry.max_position_embeddings - geometry.sliding_window - transitions.largest_chunk
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget every request, live and past."""
         self.live: dict[str, LiveRequest] = {}
-        self._slots, self._transitions, self._quantizers = slots, transitions, num_quantizers
-        self._free = list(range(slots - 1, -1, -1))  # the lowest number is given out first
+        self._free = list(range(self._slots - 1, -1, -1))  # the lowest number is given out first
         self._ended: OrderedDict[str, tuple[RequestErrorKind, str]] = OrderedDict()
 
     # ------------------------------------------------------------------------------------------------ admission
@@ -98,88 +109,89 @@ class RequestBook:
         Returns:
             Steps to decode, ids that end without samples, and refusals by id. Nothing has changed.
         """
+        refused: dict[str, RequestError] = {}
+        for request_id, count in Counter(chunk.request_id for chunk in chunks).items():
+            if count > 1:
+                message = f"{count} chunks in one batch. Send one chunk of a request per call."
+                refused[request_id] = RequestError(request_id, RequestErrorKind.DUPLICATE, message)
         steps: list[Step] = []
         ending: list[str] = []
-        refused: dict[str, RequestError] = {}
-        seen: set[str] = set()
-        begins = 0  # requests that will need a slot
-        for chunk in chunks:
-            if chunk.request_id in seen:
-                refused[chunk.request_id] = RequestError(
-                    chunk.request_id, RequestErrorKind.DUPLICATE, "two chunks in one batch. Send one chunk of a request per call."
-                )
-                continue
-            seen.add(chunk.request_id)
+        for chunk in self._sound(chunks, refused):
             step = self._admit(chunk)
             if isinstance(step, Step):
-                begins += step.is_first and not step.is_last
-                if begins > len(self._free):
-                    refused[chunk.request_id] = RequestError(
-                        chunk.request_id,
-                        RequestErrorKind.NO_FREE_SLOT,
-                        f"all {self._slots} slots are in use. Send fewer requests at a time or raise max_num_seqs.",
-                    )
-                    begins -= 1
-                else:
-                    steps.append(step)
+                steps.append(step)
             elif step is None:
                 ending.append(chunk.request_id)
             else:
                 refused[chunk.request_id] = step
-        if refused:
-            steps = [step for step in steps if step.request.request_id not in refused]
-            ending = [request_id for request_id in ending if request_id not in refused]
-        return steps, ending, refused
+        return self._within_slots(steps, ending, refused), ending, refused
+
+    def _sound(self, chunks: Sequence[ChunkRequest], refused: dict[str, RequestError]) -> list[ChunkRequest]:
+        """Chunks with nothing wrong in themselves, of requests that have not ended; the others are refused."""
+        sound: list[ChunkRequest] = []
+        for chunk in chunks:
+            request_id = chunk.request_id
+            if request_id in refused:
+                continue
+            if request_id in self._ended:
+                refused[request_id] = RequestError(request_id, *self._ended[request_id])
+                continue
+            problem = problem_with_chunk(chunk, self._geometry, self._device)
+            if problem:
+                refused[request_id] = RequestError(request_id, RequestErrorKind.INVALID_INPUT, problem)
+            else:
+                sound.append(chunk)
+        problems = values_in_range([chunk.codes for chunk in sound], self._geometry, debug=self._debug)
+        for chunk, problem in zip(sound, problems, strict=True):
+            if problem:
+                refused[chunk.request_id] = RequestError(chunk.request_id, RequestErrorKind.INVALID_INPUT, problem)
+        return [chunk for chunk in sound if chunk.request_id not in refused]
+
+    def _within_slots(self, steps: list[Step], ending: list[str], refused: dict[str, RequestError]) -> list[Step]:
+        """Refuse new requests for which no slot is left, those included that end in this call."""
+        room = len(self._free) + sum(step.is_last and not step.is_first for step in steps) + sum(name in self.live for name in ending)
+        kept: list[Step] = []
+        for step in steps:
+            if step.is_first and not step.is_last:
+                if room == 0:
+                    name = step.request.request_id
+                    message = f"all {self._slots} slots are in use. Send fewer requests at a time or raise max_num_seqs."
+                    refused[name] = RequestError(name, RequestErrorKind.NO_FREE_SLOT, message)
+                    continue
+                room -= 1
+            kept.append(step)
+        return kept
 
     def _admit(self, chunk: ChunkRequest) -> Step | RequestError | None:
-        request_id, codes = chunk.request_id, chunk.codes
-        request = self.live.get(request_id)
-        if request is None and request_id in self._ended:
-            kind, message = self._ended[request_id]
-            return RequestError(request_id, kind, message)
-        problem = self._problem_with(chunk)
-        if problem:
-            return RequestError(request_id, RequestErrorKind.INVALID_INPUT, problem)
-        total = codes.shape[1]
+        """The step of a sound chunk; None if it ends its request without samples."""
+        request_id, codes, ref_frames = chunk.request_id, chunk.codes, chunk.ref_frames
+        request, total = self.live.get(request_id), codes.shape[1]
+
+        def invalid(message: str) -> RequestError:
+            return RequestError(request_id, RequestErrorKind.INVALID_INPUT, message)
+
         if request is not None:
-            if chunk.ref_frames not in (0, request.ref_frames):
-                return RequestError(
-                    request_id,
-                    RequestErrorKind.INVALID_INPUT,
-                    f"ref_frames changed from {request.ref_frames} to {chunk.ref_frames}. Later chunks say 0 or the first value again.",
+            if ref_frames not in (0, request.ref_frames):
+                return invalid(
+                    f"ref_frames changed from {request.ref_frames} to {ref_frames}. Later chunks say 0 or the first value again."
                 )
-            if total == 0:
-                return None
-            return self._step(request, codes, None, chunk.finished)
+            return self._step(request, codes, None, chunk.finished) if total else None
         if total == 0:
             return RequestError(request_id, RequestErrorKind.UNKNOWN, "an end without a beginning: no chunk of this request came before.")
-        if total < chunk.ref_frames or (total == chunk.ref_frames and not chunk.finished):
-            return RequestError(
-                request_id,
-                RequestErrorKind.INVALID_INPUT,
-                f"the first chunk has {total} frames, its reference alone {chunk.ref_frames}. "
-                "Send all reference frames and then at least one new one.",
+        if total < ref_frames or (total == ref_frames and not chunk.finished):
+            return invalid(
+                f"the first chunk has {total} frames, its reference alone {ref_frames}. "
+                "Send all reference frames and then at least one new one."
             )
-        if total == chunk.ref_frames:
+        if ref_frames > self._longest_reference:
+            return invalid(
+                f"the reference has {ref_frames} frames; with what follows it, the decoder's {self._geometry.max_position_embeddings} "
+                f"positions take at most {self._longest_reference}. Keep its last frames, as a connector does (codec_left_context_frames)."
+            )
+        if total == ref_frames:
             return None
-        reference = codes[:, : chunk.ref_frames] if chunk.ref_frames else None
-        request = LiveRequest(request_id, "xvec" if reference is None else "icl", chunk.ref_frames)
-        return self._step(request, codes[:, chunk.ref_frames :], reference, chunk.finished)
-
-    def _problem_with(self, chunk: ChunkRequest) -> str | None:
-        codes, q = chunk.codes, self._quantizers
-        if not isinstance(codes, Tensor) or codes.layout is not torch.strided or codes.is_nested:
-            return f"codes must be a dense tensor of integers [{q}, F], got {type(codes).__name__}. Try torch.as_tensor(codes)."
-        if codes.dtype not in _INTEGERS:
-            return f"codes must be integers (int64, int32, int16 or uint8), got {codes.dtype}. Codes are codebook indices."
-        if codes.dim() != 2 or codes.shape[0] != q:
-            hint = " These look like [F, 16]: try codes.T." if codes.dim() == 2 and codes.shape[1] == q else ""
-            return f"codes must be [{q}, F] ({q} quantisers), got {list(codes.shape)}.{hint}"
-        if chunk.ref_frames < 0:
-            return f"ref_frames must be 0 or more, got {chunk.ref_frames}."
-        if codes.shape[1] == 0 and not chunk.finished:
-            return "the chunk is empty. Send at least one frame, or finished=True to end the request."
-        return None
+        request = LiveRequest(request_id, "icl" if ref_frames else "xvec", ref_frames)
+        return self._step(request, codes[:, ref_frames:], codes[:, :ref_frames] if ref_frames else None, chunk.finished)
 
     def _step(self, request: LiveRequest, codes: Tensor, reference: Tensor | None, is_last: bool) -> Step | RequestError:
         frames, largest = codes.shape[1], self._transitions.largest_chunk
@@ -196,11 +208,15 @@ class RequestBook:
 
     # ------------------------------------------------------------------------------------------------ changes
 
-    def begin(self, request: LiveRequest) -> int:
-        """Keep a new request; returns its slot."""
-        request.slot = self._free.pop()
+    def slots_for(self, count: int, leaving: Iterable[str]) -> list[int]:
+        """Slots for new requests: free ones first, then those of live requests that are about to end. Nothing changes."""
+        return [*reversed(self._free), *(self.live[name].slot for name in leaving if name in self.live)][:count]
+
+    def begin(self, request: LiveRequest, slot: int) -> None:
+        """Keep a new request in a free slot."""
+        self._free.remove(slot)
+        request.slot = slot
         self.live[request.request_id] = request
-        return request.slot
 
     def end(self, request_id: str, kind: RequestErrorKind, message: str) -> None:
         """Release a request's state, if it has any, and remember how it ended."""

@@ -100,8 +100,8 @@ class TransitionTable:
 
     @cached_property
     def largest_chunk(self) -> int:
-        """The most new frames that any step of this schedule brings."""
-        return max(t.new_frames for t in self.transitions)
+        """The most new frames that any chunk of this schedule brings; a ramp may go on after the window has begun to roll."""
+        return max(*(self.ramp or self.initial_frames), self.chunk_frames)
 
     @cached_property
     def _steps_by_source(self) -> dict[int, Transition]:
