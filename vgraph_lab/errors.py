@@ -14,6 +14,7 @@ device memory alive with it.
     ├── ReplayError            a captured graph cannot be replayed
     │   └── ForkedProcessError     the replaying process is a fork of the capturing one
     ├── BorrowedOutputError    a borrowed output was used after the call that invalidated it
+    ├── RankLostError          data-parallel ranks did not take part in a step
     ├── RequestError           one request of a batch cannot be served; the others are
     ├── LifecycleError         a step was asked for in a state that does not allow it
     ├── OutOfBudgetError       a graph does not fit into ``max_memory_bytes`` (strict mode)
@@ -40,6 +41,7 @@ __all__ = [
     "LifecycleError",
     "MissingExtraError",
     "OutOfBudgetError",
+    "RankLostError",
     "ReplayError",
     "RequestError",
     "RequestErrorKind",
@@ -116,6 +118,18 @@ class ForkedProcessError(ReplayError):
 
 class BorrowedOutputError(VGraphLabError, RuntimeError):
     """A borrowed output (``clone_output=False``) was used after a later call had overwritten it."""
+
+
+class RankLostError(VGraphLabError, RuntimeError):
+    """Data-parallel ranks did not take part in a step, so that the others cannot run it.
+
+    Attributes:
+        ranks: those that are missing, within the group; empty if all answered and the exchange failed nevertheless.
+    """
+
+    def __init__(self, ranks: Iterable[int], message: str) -> None:
+        self.ranks = tuple(ranks)
+        super().__init__(message)
 
 
 class RequestErrorKind(StrEnum):

@@ -1,0 +1,329 @@
+"""Graphs with gaps: one capture of the whole pass, whose marked operations run eagerly between graph segments.
+
+Counterpart of ``vllm.compilation.breakable_cudagraph`` (0.25.1). Attention is marked with
+:func:`eager_break_during_capture`; a capture in PIECEWISE mode ends the current segment there, runs the operation, and
+begins the next segment::
+
+    capture   begin ── segment 0 ── end │ attention │ begin ── segment 1 ── end │ attention │ …
+    replay    graph 0                   │ attention │ graph 1                   │ attention │ …
+
+A break reads the attention metadata of the pass that is under way, real and not padded, and writes into a tensor that
+it is given: the next segment reads that address. In FULL mode nothing breaks.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from time import perf_counter
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from vgraph_lab.errors import BackendError, CaptureError, ReplayError
+from vgraph_lab.graphs import CaptureCost, GraphEntry
+from vgraph_lab.graphs.backends.audit import Origins
+from vgraph_lab.graphs.backends.base import CapturedGraph, GraphBackend, GraphNode, GraphPool, count_nodes
+from vgraph_lab.graphs.backends.call import storage_id, tensors_in, user_line
+from vgraph_lab.graphs.backends.cpu import ArenaPool, CpuGraph, CpuGraphBackend
+from vgraph_lab.graphs.backends.cpu.arena import Lease
+from vgraph_lab.graphs.backends.cpu.session import capture_session
+from vgraph_lab.graphs.backends.cpu.side_effects import SideEffects
+from vgraph_lab.graphs.backends.cpu.tape import Tape
+from vgraph_lab.graphs.backends.host_guard import host_access_refused
+from vgraph_lab.graphs.backends.rules import capture_conditions, no_refusal_swallowed
+from vgraph_lab.graphs.capture import owned_tensors
+from vgraph_lab.graphs.structure import nbytes, signature
+
+from .descriptor import BatchDescriptor
+from .forward_context import ForwardContext, get_forward_context, is_forward_context_available
+from .modes import CUDAGraphMode
+from .wrapper import CUDAGraphWrapper, WrapperGraphs
+
+__all__ = ["BreakableCUDAGraphCapture", "BreakableCUDAGraphWrapper", "eager_break_during_capture"]
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+_thread = threading.local()
+
+
+def eager_break_during_capture(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Mark an operation that a breakable capture leaves out. Apply it outside of other decorators.
+
+    Outside of such a capture, and in FULL mode, it is a plain call. A replay calls it again with the same arguments, so
+    it must write its result into one of them; what it returns may only be one of them, or a view of one.
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        capture = BreakableCUDAGraphCapture.current()
+        is_full = is_forward_context_available() and get_forward_context().cudagraph_runtime_mode is CUDAGraphMode.FULL
+        if capture is None or not capture.is_capturing or is_full:
+            return function(*args, **kwargs)
+        name = getattr(function, "__qualname__", repr(function))
+        result: Result = capture.add_eager(lambda: function(*args, **kwargs), name=name, given=(args, kwargs))
+        return result
+
+    return wrapper
+
+
+class _CpuSegment:
+    """One segment under capture on the cpu backend: what its ``capture`` does around a function, in two halves."""
+
+    def __init__(self, pool: ArenaPool, origins: Origins) -> None:
+        self._pool, self._origins = pool, origins
+        self._lease: Lease = pool.lease()
+        self._effects = SideEffects(origins.seats)
+        self._tape = Tape(self._lease, origins, self._effects)
+        self._tape.__enter__()  # type: ignore[no-untyped-call]  # torch's
+
+    def end(self, output: Any) -> CpuGraph:
+        try:
+            self._tape.check_end(output, user_line())
+        finally:
+            self._tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch's
+            self._effects.undo()
+        self._lease.close()
+        return CpuGraph(self._tape.records, self._pool, self._lease)
+
+    def roll_back(self) -> None:
+        """Free everything that the segment made, whatever still refers to it."""
+        self._tape.records.clear()
+        self._lease.roll_back()
+
+    def abort(self) -> None:
+        self._tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch's
+        self._effects.undo()
+        self.roll_back()
+
+
+class BreakableCUDAGraphCapture:
+    """One capture session and what came of it: graph segments and eager breaks, in order.
+
+    Use it as a context around the pass, then call :meth:`replay`. It is a
+    :class:`~vgraph_lab.graphs.backends.base.CapturedGraph`; its breaks are listed as ``host`` nodes.
+
+    Args:
+        backend: where to capture.
+        pool: memory of all segments.
+        static_inputs: the buffers through which inputs change.
+        owned: parameters and buffers of the model.
+
+    Raises:
+        BackendError: the backend cannot end a capture and go on with another one inside one pass.
+    """
+
+    def __init__(
+        self, backend: GraphBackend, pool: GraphPool, *, static_inputs: Iterable[Tensor] = (), owned: Iterable[Tensor] = ()
+    ) -> None:
+        if not isinstance(backend, CpuGraphBackend) or not isinstance(pool, ArenaPool):
+            raise BackendError(f"breakable graphs are captured on the cpu backend only, not on {backend.name}. Use CUDAGraphWrapper there.")
+        self.segments: list[tuple[str, CapturedGraph | Callable[[], Any]]] = []
+        self.is_capturing = False  # False inside a break
+        self.output: Any = None  # of the pass; set it before the session ends, to have its origin checked
+        self._backend, self._pool = backend, pool
+        self._static_inputs, self._owned = tuple(static_inputs), tuple(owned)
+        self._origins: Origins | None = None
+        self._segment: _CpuSegment | None = None
+        self._ended: list[_CpuSegment] = []
+        self._conditions = ExitStack()
+        self._is_reset = False
+
+    @classmethod
+    def current(cls) -> BreakableCUDAGraphCapture | None:
+        """The session that this thread is in."""
+        return getattr(_thread, "session", None)
+
+    @property
+    def num_graphs(self) -> int:
+        """Graph segments; those without any operation are not kept."""
+        return len(self.segments) - self.num_eager_breaks
+
+    @property
+    def num_eager_breaks(self) -> int:
+        """Operations that run eagerly at each replay."""
+        return sum(not isinstance(step, CapturedGraph) for _, step in self.segments)
+
+    def __enter__(self) -> BreakableCUDAGraphCapture:
+        if self.current() is not None:
+            raise CaptureError("a breakable capture cannot begin inside another one; capture the inner pass before or after the outer one.")
+        with ExitStack() as conditions:
+            conditions.enter_context(self._pool.exclusive())
+            for condition in (capture_session(), capture_conditions(), no_refusal_swallowed(), host_access_refused()):
+                conditions.enter_context(condition)
+            _thread.session = self
+            conditions.callback(setattr, _thread, "session", None)
+            self._origins = Origins(self._static_inputs, self._owned)  # one for all segments: later ones read what earlier ones made
+            self._begin()
+            self._conditions = conditions.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        is_complete = False
+        try:
+            with self._conditions:  # which may refuse the capture at its end, too
+                if kind is None:
+                    self._end(self.output)
+                elif self._segment is not None:
+                    self._segment.abort()
+            is_complete = kind is None
+        finally:
+            self.is_capturing, self._segment, self._origins, self.output = False, None, None, None
+            if not is_complete:
+                self.reset()
+                for segment in self._ended:  # the error's traceback may keep what they made
+                    segment.roll_back()
+            self._ended.clear()
+
+    def add_eager(self, function: Callable[[], Any], *, name: str, given: Any) -> Any:
+        """End the segment, run ``function`` eagerly, keep it for replays, begin the next segment.
+
+        Args:
+            function: the operation with its arguments.
+            name: for listings and errors.
+            given: its arguments; each tensor that it returns must share memory with one of them.
+
+        Raises:
+            CaptureError: it returned a fresh tensor.
+        """
+        self._end(None)
+        result = function()
+        held = {storage_id(tensor) for tensor in tensors_in(given)}
+        fresh = [tensor for tensor in tensors_in(result) if storage_id(tensor) not in held]
+        if fresh:
+            raise CaptureError(
+                f"{name} runs eagerly between two graph segments and returned a fresh tensor ({signature(fresh[0])}): the next segment "
+                "would go on reading its address after it is gone. Let it write into a tensor that it is given and return that, or None."
+            )
+        self.segments.append((name, function))
+        self._begin()
+        return result
+
+    def _begin(self) -> None:
+        assert isinstance(self._pool, ArenaPool)
+        assert self._origins is not None
+        self._segment, self.is_capturing = _CpuSegment(self._pool, self._origins), True
+
+    def _end(self, output: Any) -> None:
+        segment, self._segment, self.is_capturing = self._segment, None, False
+        assert segment is not None
+        try:
+            graph = segment.end(output)
+        except BaseException:
+            segment.roll_back()
+            raise
+        self._ended.append(segment)
+        if graph.nodes():
+            self.segments.append((f"segment {self.num_graphs}", graph))
+        else:
+            graph.reset()
+
+    def replay(self) -> None:
+        """Run segments and breaks in order, on the recorded memory and in the forward context of now.
+
+        Raises:
+            ReplayError: the graphs were reset.
+        """
+        if self._is_reset:
+            raise ReplayError("this breakable graph was reset and holds nothing to replay; capture it again.")
+        with torch.no_grad():
+            for _, step in self.segments:
+                step.replay() if isinstance(step, CapturedGraph) else step()
+
+    def reset(self) -> None:
+        """Release all segments and what the breaks hold. Safe to call twice."""
+        self._is_reset = True
+        for _, step in self.segments:
+            if isinstance(step, CapturedGraph):
+                step.reset()
+        self.segments.clear()
+
+    def nodes(self) -> Sequence[GraphNode]:
+        """The nodes of all segments, with one ``host`` node per break that depends on all before it."""
+        found: list[GraphNode] = []
+        for name, step in self.segments:
+            first = len(found)
+            if isinstance(step, CapturedGraph):
+                barrier = (first - 1,) if first else ()
+                for node in step.nodes():
+                    before = tuple(first + d for d in node.dependencies) or barrier
+                    found.append(GraphNode(first + node.index, node.kind, node.name, before))
+            else:
+                found.append(GraphNode(first, "host", name, tuple(range(first))))
+        return found
+
+    def __repr__(self) -> str:
+        return f"BreakableCUDAGraphCapture(graphs={self.num_graphs}, eager_breaks={self.num_eager_breaks})"
+
+
+class BreakableCUDAGraphWrapper(CUDAGraphWrapper):
+    """Like :class:`~vgraph_lab.vllm_v1.CUDAGraphWrapper`, for a whole model whose attention is marked.
+
+    It serves both graph modes: in PIECEWISE, marked operations break the graph, in FULL nothing does. Entries are keyed by
+    descriptor, which tells the two apart (only FULL ones name a number of requests).
+
+    Args:
+        runnable: the model.
+        graphs: shared with the other wrappers of the model.
+        arguments: those of ``CUDAGraphWrapper``.
+    """
+
+    def __init__(self, runnable: Callable[..., Any], graphs: WrapperGraphs, **arguments: Any) -> None:
+        super().__init__(runnable, CUDAGraphMode.PIECEWISE, graphs, **arguments)
+        self._captured_modes: dict[BatchDescriptor, CUDAGraphMode] = {}
+
+    def _serves(self, mode: CUDAGraphMode) -> bool:
+        return mode is not CUDAGraphMode.NONE
+
+    def _replay(
+        self, entry: GraphEntry, batch: BatchDescriptor, context: ForwardContext, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        captured = self._captured_modes[batch]
+        if captured is not context.cudagraph_runtime_mode:
+            raise ReplayError(
+                f"{self.target_id} {batch} was captured in mode {captured} and is asked for in {context.cudagraph_runtime_mode}. "
+                "Use the descriptor that dispatch() returned with the mode."
+            )
+        return super()._replay(entry, batch, context, args, kwargs)
+
+    def _capture_entry(
+        self, batch: BatchDescriptor, run: Callable[[], Any], buffers: dict[str, Tensor], static_buffer_bytes: int
+    ) -> GraphEntry:
+        graphs = self.graphs
+        backend, pool, owned = graphs.backend, graphs.pool, owned_tensors(self._modules)
+        capture = BreakableCUDAGraphCapture(backend, pool, static_inputs=tuple(buffers.values()), owned=owned)
+        pool_before, start = pool.reserved_bytes, perf_counter()
+        for _ in range(self.cudagraph_options.num_warmups):
+            # Not audited: breaks may do what a graph may not, and the tape checks each segment.
+            backend.warm_up(run, static_inputs=(), owned=(), audit=False)
+        warm = perf_counter()
+        order = graphs.next_order()
+        gc.collect() if order == 0 else gc.collect(1)  # once, not per segment; after the first one, what came since is young
+        collected = perf_counter()
+        with capture:
+            output = capture.output = run()
+        try:
+            counts = count_nodes(capture.nodes())
+            if not capture.num_graphs:
+                raise CaptureError(f"the breakable graph of {batch} is empty: outside of its breaks, the pass launched nothing.")
+            cost = CaptureCost(
+                order=order,
+                static_buffer_bytes=static_buffer_bytes,
+                output_bytes=nbytes(output),
+                pool_reserved_before_bytes=pool_before,
+                pool_reserved_after_bytes=pool.reserved_bytes,
+                device_delta_bytes=None,
+                warmup_s=warm - start,
+                capture_s=perf_counter() - collected,
+                gc_s=collected - warm,
+                node_counts=counts,
+            )
+        except BaseException:
+            capture.reset()
+            raise
+        self._captured_modes[batch] = get_forward_context().cudagraph_runtime_mode
+        return GraphEntry(self.target_id, batch, buffers, capture, output, cost, owned=owned, lazy=False)
