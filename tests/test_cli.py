@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from vgraph_lab.cli import app, main
+from vgraph_lab.inspect import Recording, entries_table
 
 runner = CliRunner()
 
@@ -122,6 +125,144 @@ def test_benches_refuse_numbers_below_one(option: str) -> None:
     assert runner.invoke(app, ["bench", "streaming", "--device", "cpu", option, "0"]).exit_code == 2
 
 
+# ---------------------------------------------------------------------------------------------------- recordings
+
+STAGE = """\
+connector: {codec_chunk_frames: 5, initial_codec_chunk_frames: 2, codec_left_context_frames: 16}
+max_num_seqs: 2
+vocoder_cudagraph:
+  capture_batch_sizes: [1]
+  num_warmups: 1
+  targets:
+    qwen3_tts.suffix: {enabled: false}
+"""
+
+
+def stopped(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[object, str]:
+    """Exit code and error output of the installed command's entry point."""
+    monkeypatch.setattr(sys, "argv", ["vgraph-lab", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return stop.value.code, " ".join(capsys.readouterr().err.split())
+
+
+@pytest.fixture(scope="module")
+def recorded(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A recording that the command wrote, and the JSON that it printed."""
+    folder = tmp_path_factory.mktemp("capture")
+    (folder / "stage.yaml").write_text(STAGE)
+    output = folder / "one.vgl"
+    arguments = ["capture", "--config", str(folder / "stage.yaml"), "--checkpoint", str(tiny_folder), "--device", "cpu"]
+    result = runner.invoke(app, [*arguments, "--profile", "--modules", "--requests", "1", "--output", str(output), "--json"])
+    assert result.exit_code == 0, result.output
+    return output, json.loads(result.stdout)
+
+
+def test_capture_writes_what_it_prints(recorded: tuple[Path, dict[str, Any]]) -> None:
+    output, printed = recorded
+    loaded = Recording.load(output)
+    assert printed["output"] == str(output)
+    assert (printed["capture"]["captured"], printed["capture"]["skipped"]) == (2, 8)
+    assert [row["descriptor"] for row in printed["entries"]] == entries_table(loaded)["descriptor"].tolist()
+    assert printed["calls"] == loaded.stats.calls() > 0
+    assert printed["estimates"][-1]["error_mib"] == 0
+    assert loaded.memory_before is not None
+    assert loaded.memory_before.pool_bytes == 0
+    assert all(graph.modules for graph in loaded.graphs if graph.cost)
+
+
+def test_capture_says_what_is_missing_by_its_exit_code(tiny_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "stage.yaml").write_text("async_chunk: false\nvocoder_cudagraph: {capture_batch_sizes: [1], max_memory_bytes: 10}\n")
+    arguments = ["capture", "--config", str(tmp_path / "stage.yaml"), "--checkpoint", str(tiny_folder), "--device", "cpu"]
+    result = runner.invoke(app, [*arguments, "--requests", "1"])
+    assert result.exit_code == 1, result.output
+    assert "DEGRADED: 0 of 2 graphs captured" in result.stdout
+    assert "(over_budget" in result.stdout
+
+
+def test_coverage_of_a_recording(recorded: tuple[Path, dict[str, Any]]) -> None:
+    output, printed = recorded
+    result = runner.invoke(app, ["coverage", str(output), "--against", str(output), "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["calls"] == printed["calls"] == sum(row["calls"] for row in found["coverage"])
+    assert {row["reason"] for row in found["uncovered"]} == {"disabled"}
+    assert found["drift"]["distance"] == 0
+    assert found["hit_rate"] == sum(row["hits"] for row in found["summary"]) / found["calls"]
+    assert runner.invoke(app, ["coverage", str(output), "--min-hit-rate", "0.99"]).exit_code == 1
+    told = runner.invoke(app, ["coverage", str(output)])
+    assert told.exit_code == 0
+    assert "not covered" in told.stdout
+    assert "disabled" in told.stdout
+
+
+def test_inspect_shows_graphs_memory_and_one_graph(recorded: tuple[Path, dict[str, Any]]) -> None:
+    output, printed = recorded
+    found = json.loads(runner.invoke(app, ["inspect", str(output), "--json"]).stdout)
+    assert found["entries"] == printed["entries"]
+    sizes = {row["part"]: row["now_mib"] for row in found["ledger"]}
+    assert sum(size for part, size in sizes.items() if part != "total") == sizes["total"]
+    one = json.loads(runner.invoke(app, ["inspect", str(output), "--entry", "qwen3_tts.icl_prefix B1×T2", "--json"]).stdout)
+    assert one["entry"] == "qwen3_tts.icl_prefix B1×T2"
+    assert sum(one["kinds"].values()) == one["nodes"] == sum(row["nodes"] for row in one["modules"]) == printed["entries"][0]["nodes"]
+    dot = runner.invoke(app, ["inspect", str(output), "--entry", "1", "--dot", "--no-collapse"]).stdout
+    assert dot.startswith('digraph "qwen3_tts.icl_prefix B1×T2" {')
+    assert dot.count("[label=") == one["nodes"]
+
+
+@pytest.mark.parametrize("arguments", [["inspect"], ["inspect", "--entry", "1"], ["coverage"]])
+def test_tables_fit_eighty_columns(recorded: tuple[Path, dict[str, Any]], arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    result = runner.invoke(app, [arguments[0], str(recorded[0]), *arguments[1:]])
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert "…" not in result.stdout
+
+
+def test_recordings_are_not_written_over(
+    recorded: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, _ = recorded
+    before = output.read_bytes()
+    monkeypatch.setattr("vgraph_lab.qwen3_tts.checkpoint.load_decoder", lambda *args: pytest.fail("the work was done"))
+    code, message = stopped(["capture", "--device", "cpu", "--output", str(output)], monkeypatch, capsys)
+    assert code == 2
+    assert "nothing is written over" in message
+    assert output.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["coverage", "NEW"], "cannot be read"),
+        (["inspect", "EMPTY"], "is empty"),
+        (["coverage", "QUIET"], "counts no calls"),
+        (["coverage", "RECORDED", "--against", "QUIET"], "the planned histogram has no calls"),
+        (["inspect", "RECORDED", "--entry", "99"], "there is no entry 99"),
+        (["inspect", "RECORDED", "--entry", "B9×T9"], "no entries are 'B9×T9'"),
+        (["inspect", "RECORDED", "--entry", "3"], "has no graph (disabled"),
+        (["inspect", "RECORDED", "--dot"], "--entry"),
+        (["capture", "--device", "cpu", "--config", "NEW"], "NEW"),
+        (["capture", "--device", "cpu", "--checkpoint", "NEW"], "NEW"),
+    ],
+)
+def test_what_cannot_be_read_is_bad_input(
+    recorded: tuple[Path, dict[str, Any]],
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "EMPTY").write_bytes(b"")
+    replace(Recording.load(recorded[0]), calls=()).save(tmp_path / "QUIET")
+    places = {name: str(tmp_path / name) for name in ("NEW", "EMPTY", "QUIET")} | {"RECORDED": str(recorded[0])}
+    code, told = stopped([places.get(argument, argument) for argument in arguments], monkeypatch, capsys)
+    assert code == 2
+    assert message.replace(" ", "") in told.replace(" ", "")
+    assert not (tmp_path / "NEW").exists()
+
+
 def test_version() -> None:
     import vgraph_lab
 
@@ -173,5 +314,5 @@ def test_expected_errors_are_one_message_and_exit_code_2(
 def test_the_installed_command_runs() -> None:
     command = Path(sys.executable).with_name("vgraph-lab")
     result = subprocess.run([str(command), "--help"], capture_output=True, text=True, check=True)
-    for name in ("tour", "doctor", "voice", "bench"):
+    for name in ("tour", "doctor", "voice", "bench", "capture", "coverage", "inspect"):
         assert name in result.stdout

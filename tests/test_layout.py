@@ -31,6 +31,7 @@ ORDER = [
     "bench",
     "tour",
     "doctor",
+    "commands",
     "cli",
 ]
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from vgraph_lab.errors import FallbackReason, InputError
 from vgraph_lab.graphs import CallKind, Descriptor, StatsSnapshot
 from vgraph_lab.inspect.coverage import coverage_table
+from vgraph_lab.inspect.ledger import LEDGER_PARTS
 from vgraph_lab.views import plots
 from vgraph_lab.views.style import COLOURS, REASON_COLOURS, look
 
@@ -23,6 +28,30 @@ A, B = Descriptor(1, 4), Descriptor(1, 8)
 def ax() -> Iterator[Axes]:
     with look():
         yield Figure().add_subplot()
+
+
+def assert_no_text_overlaps(ax: Axes) -> None:
+    """No two texts of a finished chart touch each other, and none leaves the figure."""
+    figure = ax.figure
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    legend = ax.get_legend()
+    ticks = [tick.label1 for axis in (ax.xaxis, ax.yaxis) for tick in axis._update_ticks()]  # those within the limits
+    found = [*ax.texts, *ticks, ax._left_title, ax.xaxis.label, ax.yaxis.label]
+    found += legend.get_texts() if legend else []
+    boxes = [(text.get_text(), text.get_window_extent(canvas.get_renderer())) for text in found if text.get_text() and text.get_visible()]
+    for number, (words, box) in enumerate(boxes):
+        assert box.x0 >= 0, f"{words!r} leaves the figure"
+        assert box.y0 >= 0, f"{words!r} leaves the figure"
+        assert box.x1 <= figure.bbox.x1, f"{words!r} leaves the figure"
+        assert box.y1 <= figure.bbox.y1, f"{words!r} leaves the figure"
+        for other, its_box in boxes[number + 1 :]:
+            assert not box.shrunk(0.96, 0.8).overlaps(its_box.shrunk(0.96, 0.8)), f"{words!r} touches {other!r}"
+
+
+def drawn(plot: Any, *data: Any, size_in: tuple[float, float]) -> Axes:
+    with look():
+        return plot(*data, ax=Figure(figsize=size_in).add_subplot())
 
 
 def entries(**changes: list[object]) -> pd.DataFrame:
@@ -78,7 +107,7 @@ def test_memory_shows_why_a_graph_is_missing(ax):
 
 def test_memory_names_targets_if_there_are_several(ax):
     plots.memory_by_entry(entries(target=["t.one", "t.two"]), ax=ax)
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["1. t.one\nB1×T8", "2. t.two\nB1×T4"]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["1. one\nB1×T8", "2. two\nB1×T4"]
 
 
 def test_outcomes_add_up_and_have_their_colours(ax):
@@ -221,3 +250,177 @@ def test_a_request_that_was_refused_gives_an_empty_chart(ax):
 def test_lanes_can_have_names_of_their_own(ax):
     plots.waveforms(np.ones(100) * 0.5, np.ones(100) * 0.5, 24_000, ax=ax, names=("whole", "streamed"))
     assert [label.get_text() for label in ax.get_yticklabels()][:2] == ["whole\n±0.5", "streamed\n±0.5"]
+
+
+# ------------------------------------------------------------------------------------------------- many graphs
+
+
+def many_entries(count: int) -> pd.DataFrame:
+    sizes = [float(400 / (i + 1)) for i in range(count)]
+    table = pd.DataFrame(
+        {
+            "target": [f"qwen3_tts.{'suffix' if i % 2 else 'icl_prefix'}" for i in range(count)],
+            "descriptor": [f"B{i + 1}·icl 72→97" for i in range(count)],
+            "reason": "",
+            "charge_mib": sizes,
+            "pool_delta_mib": sizes,
+            "device_delta_mib": [size + 2 for size in sizes],
+        }
+    )
+    table.loc[2, ["reason", "charge_mib", "pool_delta_mib", "device_delta_mib"]] = ["over_budget", None, None, None]
+    return table
+
+
+def test_many_graphs_lie_below_each_other_in_capture_order():
+    ax = drawn(plots.memory_by_entry, many_entries(12), size_in=(8.6, 6))
+    assert len(ax.containers) == 3
+    assert [bar.get_width() for bar in ax.containers[0]][:2] == [400, 200]
+    assert [label.get_text() for label in ax.get_yticklabels()][:2] == ["1. icl_prefix  B1·icl 72→97", "2. suffix  B2·icl 72→97"]
+    assert ax.yaxis_inverted()
+    assert ax.get_xlabel().startswith("MiB, in capture order")
+    assert [text for text in texts(ax) if "no graph" in text] == ["no graph: over_budget"]
+    assert_no_text_overlaps(ax)
+
+
+def test_few_graphs_stand_and_their_names_do_not_collide():
+    assert_no_text_overlaps(drawn(plots.memory_by_entry, many_entries(5), size_in=(8.6, 3.6)))
+
+
+# --------------------------------------------------------------------------------------------------- estimates
+
+
+def estimates(*pairs: tuple[float, float]) -> pd.DataFrame:
+    estimated, measured = (np.array(side, dtype=float) for side in zip(*pairs, strict=True))
+    names = [f"B{i + 1}×T4" for i in range(len(pairs))]
+    table = pd.DataFrame({"target": "t.one", "descriptor": names, "estimated_mib": estimated, "measured_mib": measured})
+    total = {"target": "", "descriptor": "total", "estimated_mib": np.nansum(estimated), "measured_mib": np.nansum(measured)}
+    return pd.concat([table, pd.DataFrame([total])], ignore_index=True)
+
+
+def test_estimates_stand_beside_what_was_measured():
+    nan = float("nan")
+    ax = drawn(plots.estimate_against_measured, estimates((110, 100), (5, 8), (3, 3), (2, nan), (nan, 9)), size_in=(8.6, 2.8))
+    estimated, measured = ax.lines
+    assert list(estimated.get_xdata())[:4] == [110, 5, 3, 2]
+    assert list(measured.get_xdata())[:3] == [100, 8, 3]
+    assert texts(ax) == ["+10", "−3", "", "not captured", "not estimated"]
+    assert ax.get_title("left") == "Estimated 120 MiB, measured 120 MiB (+0.0%)"
+    assert ax.get_xlabel().startswith("MiB")
+    assert [label.get_text() for label in ax.get_yticklabels()] == [f"one  B{i}×T4" for i in range(1, 6)]
+    assert_no_text_overlaps(ax)
+
+
+def test_an_estimate_that_was_too_low_says_so(ax):
+    plots.estimate_against_measured(estimates((90, 100)), ax=ax)
+    assert ax.get_title("left") == "Estimated 90 MiB, measured 100 MiB (−10.0%)"
+
+
+# ------------------------------------------------------------------------------------------------------ ledger
+
+
+def ledger(now: dict[str, float], before: dict[str, float] | None = None) -> pd.DataFrame:
+    rows = []
+    for part in (*LEDGER_PARTS, "total"):
+        sizes = [float("nan") if d is None else d.get(part, 0.0) if part != "total" else sum(d.values()) for d in (before, now)]
+        rows.append({"part": part, "before_mib": sizes[0], "now_mib": sizes[1]})
+    return pd.DataFrame(rows)
+
+
+BEFORE = {"weights": 200.0, "state": 300.0, "other": 20_000.0, "free": 100_000.0}
+NOW = BEFORE | {"static buffers": 1.0, "pool": 599.0, "free": 99_400.0}
+
+
+def test_the_ledger_is_one_bar_per_moment_and_a_magnified_one():
+    ax = drawn(plots.memory_ledger, ledger(NOW, BEFORE), size_in=(8.6, 2.9))
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["before capture", "now", "now, model and\ngraphs × 50"]
+    rows: dict[int, list[tuple[str, float, float]]] = {}
+    for patch in ax.patches:
+        rows.setdefault(round(patch.get_y() + 0.3), []).append((patch.get_label(), patch.get_x(), patch.get_width()))
+    assert [name for name, *_ in rows[1]] == list(LEDGER_PARTS)
+    assert [name for name, *_ in rows[0]] == ["weights", "state", "other", "free"], "nothing is drawn for nothing"
+    for parts in rows.values():  # each part begins where the one before ends
+        ends = np.cumsum([width for *_, width in parts])
+        assert [left for _, left, _ in parts] == pytest.approx([0, *ends[:-1]])
+    assert sum(width for *_, width in rows[1]) == pytest.approx(120_500 / 1024)
+    assert sum(width for *_, width in rows[2]) == pytest.approx(50 * 1100 / 1024)
+    assert ax.get_xlabel() == "GiB of the device's memory (the magnified row is not to this scale)"
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert labels[:2] == ["weights: 200 MiB", "state: 300 MiB"]
+    assert labels[3] == "pool: 0 → 599 MiB"
+    assert_no_text_overlaps(ax)
+
+
+def test_a_small_device_needs_no_magnified_row_and_no_gib():
+    ax = drawn(plots.memory_ledger, ledger({"weights": 500.0, "pool": 300.0, "other": 100.0, "free": 100.0}), size_in=(8.6, 2.2))
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["now"]
+    assert ax.get_xlabel() == "MiB of the device's memory"
+    assert len(ax.patches) == 4
+    assert_no_text_overlaps(ax)
+
+
+# ------------------------------------------------------------------------------------------------ coverage map
+
+
+def cells(ax: Axes) -> dict[tuple[int, int], list[tuple[str, float]]]:
+    """Filled rectangles by (column, row): colour and width, from the left."""
+    found: dict[tuple[int, int], list[tuple[str, float]]] = {}
+    for patch in ax.patches:
+        if isinstance(patch, Rectangle) and patch.get_fill():
+            place = round(patch.get_x() + patch.get_width() / 2), round(patch.get_y() + 0.43)
+            found.setdefault(place, []).append((to_hex(patch.get_facecolor()), patch.get_width()))
+    return found
+
+
+def test_the_map_divides_each_cell_among_outcomes():
+    counts = {
+        CallKind("t", A, descriptor=A): 999,
+        CallKind("t", A, reason=FallbackReason.NOT_READY): 1,
+        CallKind("t", Descriptor(1, 6), descriptor=B): 2,
+        CallKind("t", Descriptor(4, 6), reason=FallbackReason.SHAPE_NOT_COVERED): 12_345,
+    }
+    ax = drawn(plots.coverage_map, coverage_table(StatsSnapshot(counts)), size_in=(8.6, 2.8))
+    found = cells(ax)
+    assert {place: [colour for colour, _ in parts] for place, parts in found.items()} == {
+        (0, 0): [COLOURS["exact hit"], REASON_COLOURS[FallbackReason.NOT_READY]],
+        (1, 0): [COLOURS["padded hit"]],
+        (1, 1): [REASON_COLOURS[FallbackReason.SHAPE_NOT_COVERED]],
+    }
+    widths = [width for _, width in found[0, 0]]
+    assert sum(widths) == pytest.approx(0.92)
+    assert widths[1] > 0.08, "a single fallback among many hits is seen"
+    assert sorted(texts(ax)) == ["1.0k", "12k", "2"]
+    outlines = [(p.get_x() + 0.48, p.get_y() + 0.46) for p in ax.patches if not p.get_fill()]
+    assert [tuple(map(round, place)) for place in outlines] == [(0, 0), (2, 0)], "B1×T4 and B1×T8"
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["4", "6", "8"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["1", "4"]
+    assert "frames" in ax.get_xlabel()
+    assert "rows" in ax.get_ylabel()
+    legend = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert legend == ["exact hit", "padded hit", "fallback: not_ready", "fallback: shape_not_covered", "a graph that served"]
+    assert_no_text_overlaps(ax)
+
+
+def test_the_map_outlines_every_graph_of_the_entries():
+    table = pd.DataFrame({"batch_size": [1, 2, 8], "frames": [4, 10, 4], "reason": ["", "", "over_budget"]})
+    ax = drawn(plots.coverage_map, coverage(), table, size_in=(8.6, 2.8))
+    assert len([p for p in ax.patches if not p.get_fill()]) == 2
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["1", "2"], "there is no graph of 8 rows"
+    assert_no_text_overlaps(ax)
+
+
+def test_a_wide_map_has_no_numbers_and_few_labels():
+    counts = {CallKind("t", Descriptor(1, frames), reason=FallbackReason.SHAPE_NOT_COVERED): frames for frames in range(1, 101)}
+    ax = drawn(plots.coverage_map, coverage_table(StatsSnapshot(counts)), size_in=(8.6, 2.4))
+    assert texts(ax) == []
+    assert len(ax.patches) == 100
+    assert 8 <= len(ax.get_xticklabels()) <= 16
+    alphas = [patch.get_alpha() for patch in ax.patches]
+    assert alphas == sorted(alphas)
+    assert alphas[-1] == pytest.approx(1.0)
+    assert_no_text_overlaps(ax)
+
+
+def test_no_calls_give_an_empty_map(ax):
+    plots.coverage_map(coverage_table(StatsSnapshot({})), ax=ax)
+    assert ax.get_title("left") == "Calls by shape"
+    assert ax.get_legend() is None

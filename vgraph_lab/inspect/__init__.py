@@ -1,9 +1,13 @@
 """Tables and measures: what was captured, whether calls hit it, and whether it sounds the same."""
 
+from .anatomy import Anatomy, anatomy
 from .audio import EXACT, Tolerance, Verdict, WaveformDifference, tolerance_for, verdict, waveform_difference
-from .coverage import coverage_summary, coverage_table
+from .coverage import Drift, coverage_summary, coverage_table, drift, uncovered_shapes
 from .entries import entries_table
+from .ledger import estimate_table, ledger_table
 from .parity import Comparison, compare_with_eager, parity_table
+from .recording import Recording, read_memory, record
+from .records import CaptureFigures, MemoryReading
 from .request_life import RequestLife, play_request, state_table
 from .stream_calls import calls_between
 from .stream_parity import StreamComparison, chunk_differences, compare_streams
@@ -13,28 +17,40 @@ from .transitions import transition_table
 
 __all__ = [
     "EXACT",
+    "Anatomy",
+    "CaptureFigures",
     "CaptureSummary",
     "Comparison",
+    "Drift",
+    "MemoryReading",
+    "Recording",
     "RequestLife",
     "StreamComparison",
     "StreamingSummary",
     "Tolerance",
     "Verdict",
     "WaveformDifference",
+    "anatomy",
     "calls_between",
     "chunk_differences",
     "compare_streams",
     "compare_with_eager",
     "coverage_summary",
     "coverage_table",
+    "drift",
     "entries_table",
+    "estimate_table",
+    "ledger_table",
     "parity_table",
     "play_request",
+    "read_memory",
+    "record",
     "state_table",
     "summarise",
     "summarise_streaming",
     "tolerance_for",
     "transition_table",
+    "uncovered_shapes",
     "verdict",
     "waveform_difference",
 ]

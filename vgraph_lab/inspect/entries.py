@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 
+from vgraph_lab.graphs.descriptor import Descriptor
 from vgraph_lab.graphs.entry import CaptureCost
-from vgraph_lab.graphs.manager import VocoderCUDAGraphManager
 from vgraph_lab.graphs.report import CaptureOutcome
 from vgraph_lab.graphs.stats import StatsSnapshot
+
+from .recording import Source, graphs_of, stats_of
+from .records import GraphRecord
 
 __all__ = ["ENTRY_COLUMNS", "entries_table"]
 
@@ -22,7 +24,8 @@ ENTRY_COLUMNS = {
     "descriptor": "shape key of the graph, as printed everywhere",
     "batch_size": "rows",
     "frames": "codec frames per row",
-    "state": "request state that the graph serves; empty if there is only one",
+    "state": "request state that the graph serves (streaming: the mode); empty if there is only one",
+    "source_frames": "streaming: new frames kept before the step that it runs, of all its frames; missing elsewhere",
     "status": "captured, failed (its capture raised) or skipped (policy left it out)",
     "reason": "closed-set reason of a Descriptor without a graph, otherwise empty",
     "detail": "that reason in words",
@@ -49,6 +52,7 @@ ENTRY_COLUMNS = {
 _DTYPES = {
     **dict.fromkeys(("target", "descriptor", "state", "status", "reason", "detail"), "str"),
     "order": "Int64",
+    "source_frames": "Int64",
     "batch_size": "int64",
     "frames": "int64",
     "is_lazy": "bool",
@@ -59,54 +63,49 @@ _DTYPES = {
 }
 
 
-def entries_table(manager: VocoderCUDAGraphManager) -> pd.DataFrame:
+def entries_table(source: Source) -> pd.DataFrame:
     """One row per GraphEntry and per rejected Descriptor, in the order in which they were tried.
 
     Start-up Descriptors come first, Target by Target and largest first; lazily captured ones follow in the order of
     their captures, lazily rejected ones in the order of their rejections. After ``clear`` only rejections are left.
 
+    Args:
+        source: a runner, a Manager, or a recording of one.
+
     Returns:
         The columns of :data:`ENTRY_COLUMNS`. Figures that a row has not got are missing, never zero.
+
+    Raises:
+        InputError: ``source`` is something else.
     """
-    stats = manager.stats()
-    outcomes = sorted(_outcomes(manager), key=lambda found: found[0])
-    rows = [_row(outcome, stats, is_lazy, last_use) for _, outcome, is_lazy, last_use in outcomes]
-    table = pd.DataFrame(rows, columns=list(ENTRY_COLUMNS))
+    stats = stats_of(source)
+    table = pd.DataFrame([_row(graph, stats) for graph in graphs_of(source)], columns=list(ENTRY_COLUMNS))
     table["last_use_utc"] = pd.to_datetime(table["last_use_utc"], unit="s", utc=True)
     return table.astype(_DTYPES)
 
 
-_Found = tuple[tuple[int, int], CaptureOutcome, bool, float | None]
+def source_frames(shape: Descriptor) -> int | None:
+    """New frames kept before a streaming step; None for shapes that have no such number."""
+    found = getattr(shape, "source", None)
+    return found if isinstance(found, int) else None
 
 
-def _outcomes(manager: VocoderCUDAGraphManager) -> Iterator[_Found]:
-    """Each outcome with its sort key: the place in the start-up plan, else after it."""
-    planned = {(target.target_id, descriptor): place for place, (target, descriptor) in enumerate(manager.capture_plan())}
-    for entry in manager.entries():
-        place = planned.get((entry.target_id, entry.descriptor))
-        key = (1, entry.cost.order) if place is None else (0, place)
-        yield key, CaptureOutcome(entry.target_id, entry.descriptor, cost=entry.cost), entry.lazy, entry.last_use_unix_s
-    for number, ((target_id, descriptor), rejection) in enumerate(manager.rejections().items()):
-        place = planned.get((target_id, descriptor))
-        key = (2, number) if place is None else (0, place)
-        yield key, CaptureOutcome(target_id, descriptor, rejection=rejection), place is None, None
-
-
-def _row(outcome: CaptureOutcome, stats: StatsSnapshot, is_lazy: bool, last_use: float | None) -> dict[str, Any]:
-    target_id, descriptor, rejection = outcome.target_id, outcome.descriptor, outcome.rejection
+def _row(graph: GraphRecord, stats: StatsSnapshot) -> dict[str, Any]:
+    target_id, descriptor, rejection = graph.target_id, graph.descriptor, graph.rejection
     return {
         "target": target_id,
         "descriptor": str(descriptor),
         "batch_size": descriptor.batch_size,
         "frames": descriptor.frames,
         "state": descriptor.state,
-        "status": outcome.status,
+        "source_frames": source_frames(descriptor),
+        "status": CaptureOutcome(target_id, descriptor, graph.cost, rejection).status,
         "reason": str(rejection.reason) if rejection else "",
         "detail": rejection.detail if rejection else "",
-        "is_lazy": is_lazy,
-        **(_costs(outcome.cost) if outcome.cost else {}),
+        "is_lazy": graph.is_lazy,
+        **(_costs(graph.cost) if graph.cost else {}),
         "hits": stats.graph_hits(target_id, descriptor),
-        "last_use_utc": last_use,
+        "last_use_utc": graph.last_use_unix_s,
     }
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice, repeat
+from itertools import accumulate, islice, repeat
 
 import torch
 from torch import Tensor
@@ -30,7 +30,22 @@ from vgraph_lab.config import ConnectorConfig
 from vgraph_lab.errors import InputError
 from vgraph_lab.requests import ChunkRequest
 
-__all__ = ["ScheduledChunk", "chunk_schedule", "chunk_sizes"]
+__all__ = ["PlannedChunk", "ScheduledChunk", "chunk_plan", "chunk_schedule", "chunk_sizes"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedChunk:
+    """A chunk in numbers alone.
+
+    Attributes:
+        new_frames: its frames without the reference; 0 for the empty chunk that only ends a request.
+        available_after_frames: frame times from the request's beginning until the chunk is complete.
+        is_last: whether it is marked as the request's last.
+    """
+
+    new_frames: int
+    available_after_frames: int
+    is_last: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +92,32 @@ def _full_sizes(connector: ConnectorConfig, load: float) -> Iterator[int]:
     yield from repeat(connector.codec_chunk_frames)
 
 
+def chunk_plan(frames: int, connector: ConnectorConfig, *, load: float = 0.0, end_delay_frames: int = 0) -> tuple[PlannedChunk, ...]:
+    """Sizes and times of all chunks of one utterance, in order; :func:`chunk_schedule` cuts codes by it.
+
+    Args:
+        frames: see :func:`chunk_sizes`.
+        connector: how chunks are delivered.
+        load: see :func:`chunk_sizes`.
+        end_delay_frames: frame times between the last frame and the news that it was the last; see the module.
+
+    Raises:
+        InputError: an argument is out of range.
+    """
+    if end_delay_frames < 0:
+        raise InputError(f"end_delay_frames is {end_delay_frames}; the end cannot be known before the last frame. Accepted: 0 or more.")
+    sizes = chunk_sizes(frames, connector, load=load)
+    last_if_full = next(islice(_full_sizes(connector, load), len(sizes) - 1, None))
+    ends_later = end_delay_frames > 0 and sizes[-1] == last_if_full  # it was handed over before anyone knew that it was the last
+    chunks: list[PlannedChunk] = []
+    for size, done in zip(sizes, accumulate(sizes), strict=True):
+        is_last = done == frames and not ends_later
+        chunks.append(PlannedChunk(size, done + (end_delay_frames if is_last else 0), is_last))
+    if ends_later:
+        chunks.append(PlannedChunk(0, frames + end_delay_frames, True))
+    return tuple(chunks)
+
+
 def chunk_schedule(
     request_id: str,
     codes: Tensor,
@@ -100,23 +141,16 @@ def chunk_schedule(
         InputError: codes or reference are not [num_quantizers, frames], or an argument is out of range.
     """
     _check_shapes(codes, reference)
-    if end_delay_frames < 0:
-        raise InputError(f"end_delay_frames is {end_delay_frames}; the end cannot be known before the last frame. Accepted: 0 or more.")
+    plan = chunk_plan(codes.shape[1], connector, load=load, end_delay_frames=end_delay_frames)
     context = codes[:, :0] if reference is None else reference[:, max(0, reference.shape[1] - connector.codec_left_context_frames) :]
-    frames, ref_frames = codes.shape[1], context.shape[1]
-    sizes = chunk_sizes(frames, connector, load=load)
-    last_if_full = next(islice(_full_sizes(connector, load), len(sizes) - 1, None))
-    ends_later = end_delay_frames > 0 and sizes[-1] == last_if_full  # it was handed over before anyone knew that it was the last
     chunks, done = [], 0
-    for index, size in enumerate(sizes):
-        new, done = codes[:, done : done + size], done + size
-        is_last = done == frames and not ends_later
+    for index, planned in enumerate(plan):
+        new, done = codes[:, done : done + planned.new_frames], done + planned.new_frames
+        first = index == 0
         request = ChunkRequest(
-            request_id, torch.cat((context, new), dim=1) if index == 0 else new, ref_frames if index == 0 else 0, is_last
+            request_id, torch.cat((context, new), dim=1) if first else new, context.shape[1] if first else 0, planned.is_last
         )
-        chunks.append(ScheduledChunk(request, size, done + (end_delay_frames if is_last else 0)))
-    if ends_later:
-        chunks.append(ScheduledChunk(ChunkRequest(request_id, codes[:, :0], finished=True), 0, frames + end_delay_frames))
+        chunks.append(ScheduledChunk(request, planned.new_frames, planned.available_after_frames))
     return tuple(chunks)
 
 

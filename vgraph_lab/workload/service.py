@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import heapq
 import math
-import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import islice
 from time import perf_counter, sleep
 from typing import Literal, Protocol
 
@@ -32,6 +31,7 @@ from vgraph_lab.config import ConnectorConfig
 from vgraph_lab.errors import InputError, RequestError, VGraphLabError
 from vgraph_lab.requests import ChunkRequest, ChunkResult
 
+from .arrivals import AllAtOnce, Arrivals, PoissonArrivals
 from .records import ChunkRecord, ServiceResult
 from .schedules import ScheduledChunk, chunk_schedule
 from .traffic import ServiceRequest
@@ -61,6 +61,7 @@ def simulate_service(
     talker_frames_per_s: float = 50.0,
     max_num_seqs: int | None = None,
     request_rate_per_s: float | None = None,
+    arrivals: Arrivals | None = None,
     end_delay_frames: int = 0,
     clock: Literal["virtual", "real"] = "virtual",
     cost: Cost | None = None,
@@ -83,6 +84,7 @@ def simulate_service(
         max_num_seqs: chunks in one step, at most; by default ``concurrency``.
         request_rate_per_s: requests come at random (Poisson) at this mean rate; by default all are there at once. They
             wait while ``concurrency`` requests are live, and their times count from when they begin.
+        arrivals: when they come, in place of ``request_rate_per_s``; see :mod:`vgraph_lab.workload.arrivals`.
         end_delay_frames: see :func:`~vgraph_lab.workload.schedules.chunk_schedule`.
         clock: ``virtual`` or ``real``.
         cost: what a step takes on the virtual clock; by default it is measured.
@@ -97,6 +99,10 @@ def simulate_service(
     """
     _check_traffic(requests, concurrency, max_num_seqs)
     _check_time(talker_frames_per_s, request_rate_per_s, clock, cost)
+    if arrivals is not None and request_rate_per_s is not None:
+        raise InputError("give either request_rate_per_s or arrivals: both say when requests come.")
+    if arrivals is None:
+        arrivals = AllAtOnce() if request_rate_per_s is None else PoissonArrivals(request_rate_per_s)
 
     largest_step = max_num_seqs or concurrency
 
@@ -110,8 +116,10 @@ def simulate_service(
             end_delay_frames=end_delay_frames,
         )
 
-    arrivals = zip(_arrivals(len(requests), request_rate_per_s, seed), requests, strict=True)
-    queue = _Queue(arrivals, begin, concurrency, talker_frames_per_s)
+    moments = list(islice(arrivals.times(seed), len(requests)))
+    if len(moments) < len(requests):
+        raise InputError(f"the arrivals end after {len(moments)} of {len(requests)} requests. Give more times or fewer requests.")
+    queue = _Queue(zip(moments, requests, strict=True), begin, concurrency, talker_frames_per_s)
     time = _RealClock() if clock == "real" else _VirtualClock()
     records: list[ChunkRecord] = []
     audio: dict[str, list[Tensor]] = {request.id: [] for request in requests}
@@ -273,13 +281,6 @@ class _RealClock:
 
     def spend(self, seconds: float) -> None:
         """They have passed by themselves."""
-
-
-def _arrivals(count: int, rate_per_s: float | None, seed: int) -> list[float]:
-    if rate_per_s is None:
-        return [0.0] * count
-    draw = random.Random(seed)
-    return list(accumulate((draw.expovariate(rate_per_s) for _ in range(count - 1)), initial=0.0))
 
 
 def _check_traffic(requests: Sequence[ServiceRequest], concurrency: int, max_num_seqs: int | None) -> None:
