@@ -1,5 +1,10 @@
 """vgraph_lab: capture, inspect and hear runner-owned CUDA graphs of TTS vocoders."""
 
+import os
+
+# Read by OpenMP when torch loads it. Threads that wait should sleep: spinning ones starve each other where cores are shared.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from . import bundled, errors
 from .config import ConnectorConfig, StageConfig
 from .graphs import VocoderCUDAGraphManager, choose_backend, create_backend

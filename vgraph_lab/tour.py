@@ -163,7 +163,7 @@ def _handed_over(notebook: Any, path: Path) -> Summary:
 def _origin(path: Path, seconds: float) -> str:
     when = f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"
     return (
-        f"This is the notebook {path.name}, executed; `make lab` opens it to be changed and clicked. "
+        f"This is the notebook {path.name}, executed; “make lab” opens it to be changed and clicked. "
         f"Executed in {seconds:.0f} s on {when}: vgraph-lab {__version__}, torch {torch.__version__}, "
         f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     )

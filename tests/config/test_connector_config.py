@@ -108,7 +108,7 @@ def test_a_ramp_that_is_not_positive_is_switched_off_with_a_warning(ramp: list[i
     ],
 )
 def test_wrong_types_and_ranges_are_refused_with_their_path(key: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=rf"^connector\.{key}.*: Input should be .*\(got "):
+    with pytest.raises(ConfigError, match=rf"^connector\.{key}.*: (Input should|must) be .*\(got "):
         from_dict(**{key: value})
 
 

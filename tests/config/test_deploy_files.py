@@ -163,8 +163,6 @@ def test_an_old_key_beside_its_new_form_is_refused(extra: dict[str, Any], sectio
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"codec_chunk_frame": 10}, r"extra\.codec_chunk_frame: has no effect here\. Did you mean 'codec_chunk_frames'\?"),
-        ({"inital_codec_chunk_frames": 1}, r"Did you mean 'initial_codec_chunk_frames'\?"),
         ({"codec_chunk_adaptive": True}, r"extra\.codec_chunk_adaptive: has no effect here"),
         ({"decode_enable_tf32": True}, r"extra\.decode_enable_tf32: has no effect here"),
         ({"decode_compile_shapes": ["1:325"]}, r"extra\.decode_compile_shapes: has no effect here"),
@@ -180,9 +178,23 @@ def test_what_has_no_effect_is_warned_about(extra: dict[str, Any], message: str)
     assert config.connector.ramp == ()
 
 
-def test_a_near_miss_in_the_stage_is_warned_about() -> None:
-    with pytest.warns(UserWarning, match=r"stages\[1\]\.vocoder_cudagraphs: has no effect here\. Did you mean 'vocoder_cudagraph'\?"):
-        StageConfig.from_dict(deploy(vocoder_cudagraphs={}))
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (deploy({"codec_chunk_frame": 10}), r"extra\.codec_chunk_frame: unknown key\. Did you mean 'codec_chunk_frames'\?"),
+        (deploy({"inital_codec_chunk_frames": 1}), r"Did you mean 'initial_codec_chunk_frames'\?"),
+        (deploy(vocoder_cudagraphs={}), r"stages\[1\]\.vocoder_cudagraphs: unknown key\. Did you mean 'vocoder_cudagraph'\?"),
+    ],
+)
+def test_a_near_miss_of_a_key_that_is_ours_alone_is_an_error(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        StageConfig.from_dict(data)
+
+
+def test_a_near_miss_of_an_engine_key_is_warned_about() -> None:
+    """It may be a key of another component."""
+    with pytest.warns(UserWarning, match=r"stages\[1\]\.max_num_seq: has no effect here\. Did you mean 'max_num_seqs'\?"):
+        assert StageConfig.from_dict(deploy(max_num_seq=3)).max_num_seqs == 64
 
 
 def test_a_ramp_in_words() -> None:

@@ -191,7 +191,7 @@ def test_default_batch_sizes_respect_the_limit(limit: int, sizes: tuple[int, ...
         ({"capture_batch_sizes": [1, 8], "decode_batch_max_size": 4}, r"^vocoder_cudagraph: capture_batch_sizes \[8\] are above .*, 4"),
         ({"capture_batch_sizes": [1, 2, 1]}, r"capture_batch_sizes: repeats 1; name each size once"),
         ({"capture_batch_sizes": []}, r"capture_batch_sizes: .*at least 1 item"),
-        ({"capture_batch_sizes": 4}, r"capture_batch_sizes: Input should be a valid tuple"),
+        ({"capture_batch_sizes": 4}, r"capture_batch_sizes: must be a list, e.g. \[1, 4\] \(got 4\)"),
         ({"capture_batch_sizes": [1, True]}, r"capture_batch_sizes\.1: Input should be a valid integer"),
         ({"decode_batch_max_size": 0}, r"decode_batch_max_size: Input should be greater than 0"),
         ({"targets": {"qwen3_tts.stateless": {"capture_bucket_sizes": [5, 5]}}}, r"stateless\.capture_bucket_sizes: repeats 5"),

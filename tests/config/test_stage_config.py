@@ -221,3 +221,14 @@ def test_every_slip_of_one_letter_is_refused_with_the_key_that_was_meant(data: s
     with pytest.raises(ConfigError) as raised:
         StageConfig.from_dict(content)
     assert str(raised.value).startswith(f"{'.'.join([*place, slip])}: unknown key. Did you mean '{key}'? Accepted: ")
+
+
+def test_the_keys_of_the_model_are_printed_too() -> None:
+    shown = repr(StageConfig.from_dict({"vocoder_cudagraph": {"capture_batch_sizes": [1, 9]}}))
+    assert "extensions={'capture_batch_sizes': [1, 9]}" in shown
+    assert "extensions" not in repr(StageConfig())
+
+
+def test_bytes_are_asked_for_as_such() -> None:
+    with pytest.raises(ConfigError, match=r"max_memory_bytes: must be a whole number of bytes, e.g. 4294967296 for 4 GiB \(got '4GiB'\)"):
+        StageConfig.from_dict({"vocoder_cudagraph": {"max_memory_bytes": "4GiB"}})

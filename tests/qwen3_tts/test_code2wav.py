@@ -73,7 +73,7 @@ def test_a_reference_that_changes() -> None:
         (ChunkRequest("r", codes(CHUNK + 1, 1)), "brings 4 new frames, the connector delivers at most 3"),
         (ChunkRequest("r", codes(3, 1)[:8]), r"codes must be \[16, F\] \(16 quantisers\), got \[8, 3\]"),
         (ChunkRequest("r", codes(4, 1).T), r"got \[4, 16\]. These look like \[F, 16\]: try codes.T"),
-        (ChunkRequest("r", codes(1, 1)[None]), r"got \[1, 16, 1\]"),
+        (ChunkRequest("r", codes(1, 1)[None]), r"got \[1, 16, 1\]. Leave out the batch dimension: codes\[0\]"),
         (ChunkRequest("r", codes(1, 1).float()), "codes must be integers .* got torch.float32"),
         (ChunkRequest("r", codes(1, 1).tolist()), "codes must be a dense tensor of integers .* got list"),  # type: ignore[arg-type]
         (ChunkRequest("r", codes(1, 1) - 33), "got values from"),

@@ -57,6 +57,9 @@ def read_deploy_file(path: Path) -> dict[str, Any]:
     return _with_bases(path, ())
 
 
+_OURS_ALONE = frozenset({"vocoder_cudagraph", *ConnectorConfig.model_fields})
+
+
 def _with_bases(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     content = read_yaml(path)
     if path.resolve() in above:
@@ -171,7 +174,7 @@ def _stage_values(stage: dict[str, Any], path: str) -> tuple[dict[str, Any], dic
     for here, block in _blocks(stage, path).items():
         for key, value in block.items():
             if key not in _STAGE_KEYS:
-                _warn_of_near_miss(here, key, _STAGE_KEYS)
+                _judge_near_miss(here, key, _STAGE_KEYS)
             elif value is not None and key in values:
                 raise ConfigError(f"{here}.{key}: is given as {paths[key]} too. Keep one of them.")
             elif value is not None:
@@ -212,10 +215,10 @@ def _delivery(extra: Mapping[str, Any], path: str) -> dict[str, Any]:
         if key in accepted:
             if value is not None:
                 delivery[key] = value
-        elif key.startswith("codec_chunk_") or (key.startswith("decode_") and value):
+            continue
+        _judge_near_miss(path, key, accepted)
+        if key.startswith("codec_chunk_") or (key.startswith("decode_") and value):
             warnings.warn(f"{path}.{key}: has no effect here.{did_you_mean(key, accepted)}", stacklevel=2)
-        else:
-            _warn_of_near_miss(path, key, accepted)
     ramp = delivery.get("codec_chunk_ramp")
     if isinstance(ramp, str):  # vllm-omni also takes "4,8,16"
         words = [word.strip() for word in ramp.split(",")]
@@ -228,7 +231,10 @@ def _delivery(extra: Mapping[str, Any], path: str) -> dict[str, Any]:
     return delivery
 
 
-def _warn_of_near_miss(path: str, key: str, accepted: Iterable[str]) -> None:
+def _judge_near_miss(path: str, key: str, accepted: Iterable[str]) -> None:
+    """A key that nobody else could mean is an error; of other components' keys, a near miss of ours is worth a warning."""
     near = difflib.get_close_matches(key, list(accepted), n=1, cutoff=_NEAR)
+    if near and near[0] in _OURS_ALONE:
+        raise ConfigError(f"{path}.{key}: unknown key. Did you mean {near[0]!r}?")
     if near:
         warnings.warn(f"{path}.{key}: has no effect here. Did you mean {near[0]!r}?", stacklevel=2)

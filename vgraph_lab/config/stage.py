@@ -44,6 +44,12 @@ class StageConfig(Settings):
     vocoder_cudagraph: VocoderGraphSettings = Field(default_factory=VocoderGraphSettings)
     _extensions: ExtensionValues = PrivateAttr(default_factory=ExtensionValues)
 
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        """The fields, and the keys of the model as they were read."""
+        yield from super().__repr_args__()
+        if self._extensions.stage or self._extensions.targets:
+            yield "extensions", {**self._extensions.stage, **({"targets": self._extensions.targets} if self._extensions.targets else {})}
+
     @classmethod
     def from_yaml(cls, path: str | Path) -> StageConfig:
         """The stage that a file describes: a stage's own file, or a deploy file of vllm-omni.

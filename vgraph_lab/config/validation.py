@@ -103,6 +103,10 @@ def _explain(model: type[BaseModel], root: str, paths: Mapping[str, str], proble
     if problem["type"] == "literal_error" and isinstance(given, str):
         names = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
         hint = next(filter(None, (did_you_mean(spelt, names) for spelt in (given, given.upper(), given.lower()))), "")
+    if problem["type"] == "tuple_type":
+        message = "must be a list, e.g. [1, 4]"
+    if problem["type"] == "int_type" and location[-1].endswith("_bytes"):
+        message = "must be a whole number of bytes, e.g. 4294967296 for 4 GiB"
     came = "" if isinstance(given, Mapping) else f" (got {given!r})"
     return f"{steps[-1] or 'the configuration'}: {message}{came}{hint and '.' + hint}"
 

@@ -34,6 +34,8 @@ def problem_with_chunk(chunk: ChunkRequest, geometry: DecoderGeometry, device: t
         return f"codes must be integers (int64, int32, int16 or uint8), got {codes.dtype}. Codes are codebook indices."
     if codes.dim() != 2 or codes.shape[0] != q:
         hint = " These look like [F, 16]: try codes.T." if codes.dim() == 2 and codes.shape[1] == q else ""
+        if codes.dim() == 3 and codes.shape[:2] == (1, q):
+            hint = " Leave out the batch dimension: codes[0]."
         return f"codes must be [{q}, F] ({q} quantisers), got {list(codes.shape)}.{hint}"
     if codes.device.type != "cpu" and codes.device != device:
         return f"codes are on {codes.device}, the model is on {device}. Pass host codes or codes.to('{device}')."

@@ -112,7 +112,7 @@ class RequestBook:
         refused: dict[str, RequestError] = {}
         for request_id, count in Counter(chunk.request_id for chunk in chunks).items():
             if count > 1:
-                message = f"{count} chunks in one batch. Send one chunk of a request per call."
+                message = f"{count} chunks in one batch. Send one chunk of a request per call; this one has to begin again under a new id."
                 refused[request_id] = RequestError(request_id, RequestErrorKind.DUPLICATE, message)
         steps: list[Step] = []
         ending: list[str] = []

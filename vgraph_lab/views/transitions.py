@@ -270,7 +270,7 @@ def _legend(ax: Axes, scheduled: pd.DataFrame, style: _Style) -> None:
 
 
 def _caption(others: pd.DataFrame) -> str:
-    caption = "in boxes: frames kept, up to the window (bold); on edges: new frames of a chunk, and calls so far"
+    caption = "in boxes: frames kept, up to the window (bold); on edges: new frames of a chunk, and calls once there are any"
     if others.empty:
         return caption
     calls = int((others["hits"] + others["misses"] + others["errors"]).sum())
