@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
 from vgraph_lab.errors import InputError
 from vgraph_lab.graphs.manager import ManagerState
@@ -15,6 +14,7 @@ from vgraph_lab.graphs.report import CaptureReport
 from vgraph_lab.runner import GPUGenerationModelRunner
 
 from .audio import dbfs_text
+from .notebook_summary import NotebookSummary
 from .stream_parity import StreamComparison
 
 __all__ = ["STREAMING_MIME", "StreamingSummary", "summarise_streaming"]
@@ -25,8 +25,8 @@ STREAMING_MIME = "application/vnd.vgraph-lab.streaming-summary+json"
 _MIB = 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class StreamingSummary:
+@dataclass(frozen=True)
+class StreamingSummary(NotebookSummary):
     """Plain figures, all of them JSON.
 
     Attributes:
@@ -48,6 +48,9 @@ class StreamingSummary:
         checks: further claims, and whether they hold.
         pool_bytes_after_shutdown: reserved by the pool once the runner was shut down; None if it was not.
     """
+
+    MIME: ClassVar[str] = STREAMING_MIME
+    KIND: ClassVar[str] = "streaming"
 
     device: str
     graphs_requested: int
@@ -110,33 +113,6 @@ class StreamingSummary:
         calls = hits + sum(reasons.values())
         told = ", ".join(f"{reason} {count}" for reason, count in reasons.items())
         return f"{hits} of {calls} calls in graphs" + (f" (eager: {told})" if told else "")
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data that :meth:`from_json` reads."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> StreamingSummary:
-        """The inverse of :meth:`to_json`.
-
-        Raises:
-            InputError: keys are missing or unknown.
-        """
-        wanted = {field.name for field in fields(cls)}
-        if set(data) != wanted:
-            raise InputError(f"not a streaming summary: missing {sorted(wanted - set(data))}, unknown {sorted(set(data) - wanted)}.")
-        return cls(**data)
-
-    def __str__(self) -> str:
-        width = max(map(len, self.figures()))
-        return "\n".join([self.verdict(), *(f"{name.ljust(width)}  {words}" for name, words in self.figures().items())])
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        left = ' style="text-align: left"'
-        cells = ((html.escape(name), html.escape(words)) for name, words in self.figures().items())
-        rows = "".join(f"<tr><th{left}>{name}</th><td{left}>{words}</td></tr>" for name, words in cells)
-        markup = f"<p><b>{html.escape(self.verdict())}</b></p><table><tbody>{rows}</tbody></table>"
-        return {STREAMING_MIME: self.to_json(), "text/html": markup, "text/plain": str(self)}
 
 
 def summarise_streaming(

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import html
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
-from vgraph_lab.errors import InputError
 from vgraph_lab.graphs.manager import ManagerState, VocoderCUDAGraphManager
 from vgraph_lab.graphs.report import CaptureReport
 
 from .audio import dbfs_text
 from .coverage import coverage_summary, coverage_table
+from .notebook_summary import NotebookSummary
 from .parity import Comparison, median_speedup
 
 __all__ = ["SUMMARY_MIME", "CaptureSummary", "summarise"]
@@ -24,8 +23,8 @@ SUMMARY_MIME = "application/vnd.vgraph-lab.summary+json"
 _MIB = 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureSummary:
+@dataclass(frozen=True)
+class CaptureSummary(NotebookSummary):
     """Plain figures, all of them JSON.
 
     Attributes:
@@ -48,6 +47,9 @@ class CaptureSummary:
         largest_difference_in: name of that input; None if all are identical.
         pool_bytes_after_clear: reserved by the pool once the Manager was cleared; None if it was not.
     """
+
+    MIME: ClassVar[str] = SUMMARY_MIME
+    KIND: ClassVar[str] = "capture"
 
     device: str
     graphs_requested: int
@@ -122,33 +124,6 @@ class CaptureSummary:
             return "none: all identical, bit for bit"
         level = "not finite" if self.largest_difference is None else dbfs_text(self.largest_difference)
         return f"{level}, in {self.largest_difference_in}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data that :meth:`from_json` reads."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> CaptureSummary:
-        """The inverse of :meth:`to_json`.
-
-        Raises:
-            InputError: keys are missing or unknown.
-        """
-        wanted = {field.name for field in fields(cls)}
-        if set(data) != wanted:
-            raise InputError(f"not a capture summary: missing {sorted(wanted - set(data))}, unknown {sorted(set(data) - wanted)}.")
-        return cls(**data)
-
-    def __str__(self) -> str:
-        width = max(map(len, self.figures()))
-        return "\n".join([self.verdict(), *(f"{name.ljust(width)}  {words}" for name, words in self.figures().items())])
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        left = ' style="text-align: left"'
-        cells = ((html.escape(name), html.escape(words)) for name, words in self.figures().items())
-        rows = "".join(f"<tr><th{left}>{name}</th><td{left}>{words}</td></tr>" for name, words in cells)
-        markup = f"<p><b>{html.escape(self.verdict())}</b></p><table><tbody>{rows}</tbody></table>"
-        return {SUMMARY_MIME: self.to_json(), "text/html": markup, "text/plain": str(self)}
 
 
 def summarise(report: CaptureReport, manager: VocoderCUDAGraphManager, comparisons: Sequence[Comparison]) -> CaptureSummary:

@@ -10,10 +10,9 @@ from torch import Tensor
 from vgraph_lab.requests import ChunkRequest
 
 from .geometry import DecoderGeometry
+from .inputs import INTEGER_DTYPES, problem_with_values
 
 __all__ = ["problem_with_chunk", "values_in_range"]
-
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 def problem_with_chunk(chunk: ChunkRequest, geometry: DecoderGeometry, device: torch.device) -> str | None:
@@ -30,7 +29,7 @@ def problem_with_chunk(chunk: ChunkRequest, geometry: DecoderGeometry, device: t
         return f"finished must be True or False, got {finished!r}."
     if not isinstance(codes, Tensor) or codes.is_nested or codes.layout is not torch.strided:
         return f"codes must be a dense tensor of integers [{q}, F], got {type(codes).__name__}. Try torch.as_tensor(codes)."
-    if codes.dtype not in _INTEGERS:
+    if codes.dtype not in INTEGER_DTYPES:
         return f"codes must be integers (int64, int32, int16 or uint8), got {codes.dtype}. Codes are codebook indices."
     if codes.dim() != 2 or codes.shape[0] != q:
         hint = " These look like [F, 16]: try codes.T." if codes.dim() == 2 and codes.shape[1] == q else ""
@@ -52,21 +51,8 @@ def values_in_range(codes: Sequence[Tensor], geometry: DecoderGeometry, *, debug
     """
     looked_at = [c for c in codes if c.numel() and (debug or c.device.type == "cpu")]
     on_host = [c for c in looked_at if c.device.type == "cpu"]
-    if len(on_host) == len(looked_at) and (not on_host or _is_within(torch.cat([c.reshape(-1) for c in on_host]), geometry)):
-        return [None] * len(codes)
-    return [_problem_with_values(c, geometry) if any(c is x for x in looked_at) else None for c in codes]
-
-
-def _is_within(codes: Tensor, geometry: DecoderGeometry) -> bool:
-    low, high = torch.aminmax(codes)
-    return int(low) >= 0 and int(high) < geometry.codebook_size
-
-
-def _problem_with_values(codes: Tensor, geometry: DecoderGeometry) -> str | None:
-    if _is_within(codes, geometry):
-        return None
-    low, high = (int(v) for v in torch.aminmax(codes))
-    return (
-        f"codes must be in [0, {geometry.codebook_size - 1}] (codebook_size {geometry.codebook_size}), got values from {low} to {high}. "
-        "Remove padding and end-of-speech tokens before decoding."
-    )
+    if len(on_host) == len(looked_at):
+        together = torch.cat([c.reshape(-1) for c in on_host]) if on_host else None
+        if together is None or problem_with_values(together, geometry) is None:
+            return [None] * len(codes)
+    return [problem_with_values(c, geometry) if any(c is x for x in looked_at) else None for c in codes]

@@ -10,9 +10,9 @@ from vgraph_lab.graphs.backends import is_capturing
 
 from .geometry import DecoderGeometry
 
-__all__ = ["validate_codes"]
+__all__ = ["INTEGER_DTYPES", "problem_with_values", "validate_codes"]
 
-_INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
+INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 def validate_codes(codes: Tensor, geometry: DecoderGeometry, *, device: torch.device | None = None, debug: bool = False) -> None:
@@ -30,13 +30,13 @@ def validate_codes(codes: Tensor, geometry: DecoderGeometry, *, device: torch.de
     Raises:
         InputError: with what came, what is accepted and what to try.
     """
-    q, k, longest = geometry.num_quantizers, geometry.codebook_size, geometry.max_position_embeddings
+    q, longest = geometry.num_quantizers, geometry.max_position_embeddings
     if not isinstance(codes, Tensor):
         raise InputError(f"codes must be a torch.Tensor of integers [B, {q}, T], got {type(codes).__name__}. Try torch.as_tensor(codes).")
     if codes.layout is not torch.strided or codes.is_nested:  # their shapes and values cannot be asked for below
         kind, way = ("nested", "torch.nested.to_padded_tensor(codes, 0)") if codes.is_nested else (str(codes.layout), "codes.to_dense()")
         raise InputError(f"codes must be a dense (strided) tensor of integers [B, {q}, T], got a {kind} one. Try {way}.")
-    if codes.dtype not in _INTEGER_DTYPES:
+    if codes.dtype not in INTEGER_DTYPES:
         raise InputError(
             f"codes must be integers (int64, int32, int16 or uint8), got {codes.dtype}. Codes are codebook indices, not features."
         )
@@ -56,13 +56,20 @@ def validate_codes(codes: Tensor, geometry: DecoderGeometry, *, device: torch.de
     is_on_host = place.type == "cpu"
     if device is not None and not is_on_host and place != device:
         raise InputError(f"codes are on {place}, the decoder is on {device}. Pass host codes or codes.to('{device}').")
-    if (is_on_host or debug) and not is_capturing():
-        low, high = (int(v) for v in torch.aminmax(codes))
-        if low < 0 or high >= k:
-            raise InputError(
-                f"codes must be in [0, {k - 1}] (codebook_size {k}), got values from {low} to {high}. "
-                "Remove padding and end-of-speech tokens before decoding."
-            )
+    problem = problem_with_values(codes, geometry) if (is_on_host or debug) and not is_capturing() else None
+    if problem:
+        raise InputError(problem)
+
+
+def problem_with_values(codes: Tensor, geometry: DecoderGeometry) -> str | None:
+    """What is wrong with the values of integer codes of any shape, or None. Waits for the device of codes that are on one."""
+    low, high = (int(v) for v in torch.aminmax(codes))
+    if low >= 0 and high < geometry.codebook_size:
+        return None
+    return (
+        f"codes must be in [0, {geometry.codebook_size - 1}] (codebook_size {geometry.codebook_size}), got values from {low} to {high}. "
+        "Remove padding and end-of-speech tokens before decoding."
+    )
 
 
 def _shape_hint(codes: Tensor, q: int) -> str:
