@@ -106,8 +106,11 @@ def test_a_notebook_that_fails_keeps_the_chapters_before_it(tmp_path, monkeypatc
     assert page.index("PASS: 2/2 graphs captured") < page.index("FAIL: a cell of the notebook raised an error") < page.index("so far")
 
 
-def test_the_tour_runs_the_notebooks_of_this_package():
-    assert [notebook_path(name).name for name in tour._NOTEBOOKS] == [path.name for path in NOTEBOOKS]
+def test_the_tour_runs_the_first_notebooks_of_this_package():
+    """Those that hand over a summary. The others are for reading and are run by nbval."""
+    names = [notebook_path(name).name for name in tour._NOTEBOOKS]
+    assert names == [path.name for path in NOTEBOOKS][: len(names)]
+    assert len(names) == 2
 
 
 def test_a_failing_cell_leaves_a_report_up_to_it(tmp_path):

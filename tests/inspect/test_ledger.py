@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,9 +46,31 @@ def test_before_and_after_a_capture(tiny_folder):
     runner.shutdown()
 
 
-def test_without_a_reading_before_only_now_is_there(make_manager):
-    manager, target = make_manager(Descriptor(1, 4))
+def test_what_the_manager_read_is_before(make_manager):
+    manager, _ = make_manager(Descriptor(1, 4))
     manager.capture()
+    table, device = ledger_table(manager), manager.memory_before
+    assert parts(table, "before_mib")["free"] * MIB == device.free_bytes
+    for column in ("before_mib", "now_mib"):
+        found = parts(table, column)
+        assert sum(found[part] for part in LEDGER_PARTS) == found["total"] == device.total_bytes / MIB
+    assert parts(table, "before_mib")["pool"] == parts(table, "before_mib")["static buffers"] == 0
+    assert parts(table, "change_mib")["pool"] * MIB == manager.pool.reserved_bytes > 0
+    manager.clear()
+    after = ledger_table(manager)
+    assert parts(after)["pool"] == 0
+    assert parts(after, "before_mib")["free"] * MIB == device.free_bytes
+
+
+def test_another_reading_replaces_the_manager_s(make_manager):
+    manager, _ = make_manager(Descriptor(1, 4))
+    manager.capture()
+    own = replace(read_memory(manager), free_bytes=3 * MIB)
+    assert parts(ledger_table(manager, before=own), "before_mib")["free"] == 3
+
+
+def test_without_a_capture_only_now_is_there(make_manager):
+    manager, target = make_manager(Descriptor(1, 4))
     table = ledger_table(manager)
     assert table["before_mib"].isna().all()
     assert table["change_mib"].isna().all()
@@ -84,7 +107,9 @@ def test_estimates_stand_beside_the_capture(make_manager):
     manager.profile_memory()
     target.routine.fail, target.routine.fail_for = {"allocate": RuntimeError("no room")}, {Descriptor(1, 4)}
     report = manager.capture()
-    table = estimate_table(CaptureFigures.of(report))
+    table = estimate_table(manager)
+    for same in (CaptureFigures.of(report), record(manager)):
+        pd.testing.assert_frame_equal(estimate_table(same), table)
     assert list(table.columns) == list(ESTIMATE_COLUMNS)
     assert table["descriptor"].tolist() == ["B2×T8", "B1×T4", "total"]
     cost = manager.entries()[0].cost
@@ -106,9 +131,16 @@ def test_errors_are_estimated_minus_measured():
     assert table["error_share"].isna().tolist() == [False, True, False]
 
 
-def test_without_a_profile_there_is_no_estimate():
-    with pytest.raises(InputError, match="report="):
-        estimate_table(RECORDING)
+def test_without_a_profile_there_is_no_estimate(make_manager):
+    manager, _ = make_manager(Descriptor(1, 4))
+    for source in (RECORDING, manager):
+        with pytest.raises(InputError, match="no capture yet"):
+            estimate_table(source)
+    manager.capture()
+    with pytest.raises(InputError, match="profile_memory"):
+        estimate_table(manager)
+    with pytest.raises(InputError, match="a table needs"):
+        estimate_table([])
     with pytest.raises(InputError, match="profile_memory"):
         estimate_table(FIGURES)
 

@@ -103,6 +103,18 @@ def test_a_file_gives_the_tables_of_the_live_runner(streaming, tmp_path):
         estimate_table(loaded)
 
 
+def test_a_runner_s_report_and_reading_are_taken_unless_others_are_given(streaming):
+    runner, report, before = streaming
+    own = record(runner)
+    assert own.capture == record(runner, report=report).capture
+    assert own.capture.headline == report.headline()
+    assert own.memory_before.free_bytes == runner.manager.memory_before.free_bytes
+    assert (own.memory_before.weights_bytes, own.memory_before.state_bytes) == (before.weights_bytes, before.state_bytes)
+    assert (own.memory_before.pool_bytes, own.memory_before.static_buffer_bytes, own.memory_before.pool_live_bytes) == (0, 0, 0)
+    assert record(runner, before=replace(before, free_bytes=7)).memory_before.free_bytes == 7
+    assert record(runner, report=replace(report, seconds=99.0)).capture.seconds == 99
+
+
 def test_streaming_entries_tell_state_and_kept_frames(streaming):
     table = entries_table(streaming[0])
     suffix = table[table["target"] == "qwen3_tts.suffix"]
@@ -123,6 +135,8 @@ def test_after_shutdown_calls_and_rejections_are_left(tiny_folder):
     left = record(runner)
     assert (left.model, left.stats.calls(), len(left.graphs)) == ("", 2, 10)
     assert all(graph.rejection for graph in left.graphs)
+    assert left.capture.skipped == 10
+    assert left.memory_before.total_bytes == left.memory.total_bytes
 
 
 def test_a_model_without_graphs_has_an_empty_recording():
@@ -141,6 +155,7 @@ def test_a_model_without_graphs_has_an_empty_recording():
     found = record(runner)
     assert (found.state, found.model, found.graphs, found.calls, found.memory.pool_bytes) == ("none", "Plain", (), (), 0)
     assert len(entries_table(runner)) == len(coverage_table(runner)) == 0
+    assert (found.capture, found.memory_before) == (None, None)
 
 
 shapes = st.one_of(

@@ -13,7 +13,7 @@ from typing import Any, Self
 from vgraph_lab.config import VocoderGraphSettings
 from vgraph_lab.errors import ConfigError, FallbackReason, LifecycleError
 
-from .backends.base import GraphBackend, GraphPool
+from .backends.base import DeviceMemory, GraphBackend, GraphPool
 from .borrow import BorrowLedger
 from .descriptor import Descriptor
 from .entry import GraphEntry, Rejection
@@ -61,6 +61,10 @@ class VocoderCUDAGraphManager:
         targets: all Targets of the model; ids must be unique.
         settings: policy.
 
+    Attributes:
+        report: what :meth:`capture` returned; None before. It outlives :meth:`clear`.
+        memory_before: the device's memory when :meth:`capture` began; None before. It outlives :meth:`clear`.
+
     Raises:
         ConfigError: no backend, duplicate Target ids, or settings for a Target that is not declared.
     """
@@ -78,6 +82,8 @@ class VocoderCUDAGraphManager:
             raise ConfigError(f"Target ids must be unique, got {', '.join(sorted({i for i in ids if ids.count(i) > 1}))} more than once.")
         self.settings.check_target_ids(self.targets)
         self.state = ManagerState.NEW
+        self.report: CaptureReport | None = None
+        self.memory_before: DeviceMemory | None = None
         self._store = GraphStore(backend, self.settings)
         for target_id in self.targets:
             self._store.add_target(target_id)
@@ -174,6 +180,7 @@ class VocoderCUDAGraphManager:
         for target in self.targets.values():
             if target.is_served:
                 raise LifecycleError(f"{target.target_id} is served by another Manager. Clear that one before capturing again.")
+        self.memory_before = self.backend.memory()
         self.state = ManagerState.CAPTURING
         start = perf_counter()
         try:
@@ -188,7 +195,7 @@ class VocoderCUDAGraphManager:
                 error.add_note(f"While rolling back: {second}")
             raise
         self.state = ManagerState.READY
-        return CaptureReport(
+        self.report = CaptureReport(
             device=str(self.backend.device),
             outcomes=outcomes,
             eager_targets=dict(self._eager_targets),
@@ -198,6 +205,7 @@ class VocoderCUDAGraphManager:
             free_bytes=self.backend.memory().free_bytes,
             profile=self._profile,
         )
+        return self.report
 
     def capture_plan(self) -> list[tuple[Target[Any], Descriptor]]:
         """What start-up capture tries, in order: Target by Target, largest first within each.

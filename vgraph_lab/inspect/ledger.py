@@ -8,7 +8,7 @@ import pandas as pd
 
 from vgraph_lab.errors import InputError
 
-from .recording import Recording, Source, read_memory
+from .recording import Recording, Source, figures_of, memory_before, read_memory
 from .records import CaptureFigures, MemoryReading
 
 __all__ = ["ESTIMATE_COLUMNS", "LEDGER_COLUMNS", "LEDGER_PARTS", "estimate_table", "ledger_table"]
@@ -20,7 +20,7 @@ LEDGER_PARTS = ("weights", "state", "static buffers", "pool", "other", "free")
 
 LEDGER_COLUMNS = {
     "part": "weights, state, static buffers, pool, other, free; and total, which is their sum",
-    "before_mib": "before the capture; missing if nobody read it then",
+    "before_mib": "when the capture began; missing if there was none",
     "now_mib": "now, or when the recording was made",
     "change_mib": "now minus before",
     "meaning": "what the part is on this device",
@@ -62,7 +62,8 @@ def ledger_table(source: Source, *, before: MemoryReading | None = None) -> pd.D
 
     Args:
         source: a runner, a Manager, or a recording of one.
-        before: what :func:`~vgraph_lab.inspect.recording.read_memory` returned before the capture; a recording may have it.
+        before: what :func:`~vgraph_lab.inspect.recording.read_memory` returned earlier; by default, what
+            :func:`~vgraph_lab.inspect.recording.memory_before` tells of the moment when the capture began.
 
     Returns:
         One row per part and one for the total, with the columns of :data:`LEDGER_COLUMNS`.
@@ -72,8 +73,8 @@ def ledger_table(source: Source, *, before: MemoryReading | None = None) -> pd.D
     """
     now = read_memory(source)
     is_cpu = (source.device if isinstance(source, Recording) else str(source.backend.device)) == "cpu"
-    if before is None and isinstance(source, Recording):
-        before = source.memory_before
+    if before is None:
+        before = memory_before(source)
     if before is not None and before.total_bytes != now.total_bytes:
         raise InputError(
             f"the reading before is of a device with {before.total_bytes:,} bytes, this one has {now.total_bytes:,}: "
@@ -104,24 +105,24 @@ def _parts(reading: MemoryReading) -> dict[str, int]:
     }
 
 
-def estimate_table(figures: CaptureFigures | Recording) -> pd.DataFrame:
+def estimate_table(source: Source | CaptureFigures) -> pd.DataFrame:
     """The memory profile beside what the capture took: one row per graph in capture order, and the total.
 
     Shares of a single graph's error mean little: graphs of one pool share memory, so a graph may find its memory there
     already. The total is what counts.
 
     Args:
-        figures: ``CaptureFigures.of(report)``, or a recording that was given the report.
+        source: a runner, a Manager, a recording of one, or ``CaptureFigures.of(report)``.
 
     Returns:
         The columns of :data:`ESTIMATE_COLUMNS`.
 
     Raises:
-        InputError: there was no profile, or the recording was not given the report.
+        InputError: there was no capture or no profile, or ``source`` is something else.
     """
-    found = figures.capture if isinstance(figures, Recording) else figures
+    found = source if isinstance(source, CaptureFigures) else figures_of(source)
     if found is None:
-        raise InputError("the recording has no figures of the capture. Record with report=..., the report that capture returned.")
+        raise InputError("there was no capture yet, or the recording was made without its report. Call profile_memory(), then capture.")
     if not found.estimates:
         raise InputError("there is no estimate: call profile_memory() before the capture, which then keeps it in its report.")
     rows = [_estimate_row(e.target_id, str(e.descriptor), e.estimated_bytes, e.measured_bytes) for e in found.estimates]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,7 +28,7 @@ from .archive import read_archive, write_archive
 from .modules import launching_modules
 from .records import CaptureFigures, CountedCalls, GraphRecord, MemoryReading
 
-__all__ = ["Live", "Recording", "Source", "graphs_of", "read_memory", "record", "stats_of"]
+__all__ = ["Live", "Recording", "Source", "figures_of", "graphs_of", "memory_before", "read_memory", "record", "stats_of"]
 
 Live: TypeAlias = GPUGenerationModelRunner | VocoderCUDAGraphManager
 
@@ -49,8 +49,8 @@ class Recording:
         graphs: graphs and rejected Descriptors, in the order in which they were tried.
         calls: statistics, by kind of call.
         memory: when the recording was made.
-        memory_before: before the capture, if somebody read it then.
-        capture: the report's figures, if it was handed over.
+        memory_before: when the capture began; None without one.
+        capture: the report's figures; None without a capture.
         retirements: how often all graphs were retired together and captured anew.
         retirement_s: seconds that took.
     """
@@ -157,15 +157,14 @@ def record(
 
     ::
 
-        before = read_memory(runner)
-        report = runner.capture_model()
+        runner.capture_model()
         ...                                       # traffic
-        record(runner, report=report, before=before).save("monday.vgl")
+        record(runner).save("monday.vgl")
 
     Args:
         source: a runner or a Manager, in any state. A recording is returned as it is.
-        report: what ``capture`` returned; without it the recording has no figures of the whole capture and no estimates.
-        before: what :func:`read_memory` returned before the capture.
+        report: whose figures to keep; by default the report that the Manager kept of its capture.
+        before: what :func:`read_memory` returned before the capture; by default :func:`memory_before`.
         nodes: list each graph's nodes, which :func:`~vgraph_lab.inspect.anatomy.anatomy` needs.
         modules: find out which module launched each node, by running each captured function once more; CPU only
             (:func:`~vgraph_lab.inspect.modules.launching_modules`).
@@ -189,8 +188,8 @@ def record(
         graphs=graphs_of(source, nodes=nodes or modules, modules=modules),
         calls=tuple(CountedCalls(*kind, calls) for kind, calls in stats.counts.items()),
         memory=read_memory(source),
-        memory_before=before,
-        capture=CaptureFigures.of(report) if report else None,
+        memory_before=before or memory_before(source),
+        capture=CaptureFigures.of(report) if report else figures_of(source),
         retirements=stats.retirements,
         retirement_s=stats.retirement_s,
     )
@@ -273,6 +272,38 @@ def read_memory(source: Source) -> MemoryReading:
         pool_bytes=manager.pool.reserved_bytes if manager else 0,
         pool_live_bytes=manager.pool.live_bytes if manager else 0,
     )
+
+
+def memory_before(source: Source) -> MemoryReading | None:
+    """What held the device's memory when the capture began; None if there was no capture.
+
+    The Manager reads the device then, and no graph exists yet. Weights and state are those of now, since a capture changes
+    neither; of a model that is gone, they count as other at both moments.
+
+    Raises:
+        InputError: ``source`` is no source.
+    """
+    if isinstance(source, Recording):
+        return source.memory_before
+    manager = _manager_of(source)
+    if manager is None or manager.memory_before is None:
+        return None
+    device, now = manager.memory_before, read_memory(source)
+    return replace(
+        now, total_bytes=device.total_bytes, free_bytes=device.free_bytes, static_buffer_bytes=0, pool_bytes=0, pool_live_bytes=0
+    )
+
+
+def figures_of(source: Source) -> CaptureFigures | None:
+    """The figures of a source's start-up capture; None if there was none.
+
+    Raises:
+        InputError: ``source`` is no source.
+    """
+    if isinstance(source, Recording):
+        return source.capture
+    manager = _manager_of(source)
+    return None if manager is None or manager.report is None else CaptureFigures.of(manager.report)
 
 
 def _model_tensors(source: Live, manager: VocoderCUDAGraphManager | None, backend: GraphBackend) -> tuple[list[Tensor], list[Tensor]]:
