@@ -14,6 +14,7 @@ from rich.table import Table
 
 from . import __version__, bundled
 from .commands.bench import bench_app
+from .commands.plan import import_log, plan
 from .commands.recordings import capture, coverage, inspect
 from .commands.shared import AsJson, Device, console
 from .errors import VGraphLabError
@@ -97,6 +98,8 @@ def voice(
 app.command()(capture)
 app.command()(coverage)
 app.command("inspect")(inspect)
+app.command()(plan)
+app.command("import")(import_log)
 app.add_typer(bench_app, name="bench")
 
 

@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from .coverage_plots import calls_by_frames, calls_by_outcome, calls_by_target, coverage_map
 from .levels import Samples, difference_gain_db, difference_label, difference_track, peak
 from .memory_plots import estimate_against_measured, memory_by_entry, memory_ledger, pool_growth
+from .planner_plots import pareto_front
 from .style import COLOURS, INK
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "frames_by_chunk",
     "memory_by_entry",
     "memory_ledger",
+    "pareto_front",
     "pool_growth",
     "waveforms",
 ]
