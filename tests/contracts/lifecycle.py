@@ -149,6 +149,9 @@ class LifecycleContract(ManagerSuite):
         manager = make(target, **fields)
         report = manager.capture()
         assert (report.captured, report.skipped, report.is_degraded, report.bytes) == (0, 2, False, 0)
+        key = "enforce_eager" if "enforce_eager" in fields else "targets.toy.main.enabled: false"
+        assert key in report.eager_targets["toy.main"]
+        assert all(outcome.rejection and key in outcome.rejection.detail for outcome in report.outcomes)
         x = self.x(backend)
         assert torch.equal(target(x), target.routine.eager_call(x))
         assert manager.stats().reasons() == {R.DISABLED: 1}

@@ -224,7 +224,7 @@ class VocoderCUDAGraphManager:
             if self._is_enabled(target):
                 result = self._store.attempt(target, descriptor, lazy=False, strict=self.settings.strict)
             else:
-                result = self._store.reject(target, descriptor, FallbackReason.DISABLED, "switched off in the settings")
+                result = self._store.reject(target, descriptor, FallbackReason.DISABLED, self._switched_off_by(target))
             cost, rejection = (None, result) if isinstance(result, Rejection) else (result.cost, None)
             outcomes.append(CaptureOutcome(target.target_id, descriptor, cost, rejection))
         if progress:
@@ -233,6 +233,11 @@ class VocoderCUDAGraphManager:
 
     def _is_enabled(self, target: Target[Any]) -> bool:
         return not self.settings.enforce_eager and self.settings.for_target(target.target_id).enabled
+
+    def _switched_off_by(self, target: Target[Any]) -> str:
+        if self.settings.enforce_eager:
+            return "switched off for all Targets (enforce_eager, or cudagraph_mode: NONE)"
+        return f"switched off by targets.{target.target_id}.enabled: false"
 
     # ------------------------------------------------------------------------------------------------ binding
 
@@ -281,7 +286,7 @@ class VocoderCUDAGraphManager:
         else:
             target.observe(runtime)
             self._delegates[target_id] = runtime
-            self._eager_targets[target_id] = "it has no graph" if enabled else "it is switched off"
+            self._eager_targets[target_id] = "it has no graph" if enabled else self._switched_off_by(target)
 
     # ------------------------------------------------------------------------------------------------ cleanup
 
