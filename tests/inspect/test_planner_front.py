@@ -312,7 +312,7 @@ def test_choices_are_checked() -> None:
 
 def test_groups_larger_than_the_largest_size_are_pointed_out() -> None:
     plan = known_plan(space=StatelessGrid(20, 4, batch_sizes=(1,)))
-    assert "40 calls have more rows than the largest batch size, 1, and are counted as eager" in plan.explain(plan.recommend())
+    assert "40 calls with more rows than the largest batch size, 1: counted as eager" in plan.explain(plan.recommend())
 
 
 def test_recommendations_keep_their_limits_and_are_the_best() -> None:

@@ -26,7 +26,7 @@ def _too_many_rows(demand: Demand, choice: Choice) -> list[str]:
     if not largest or not calls:
         return []
     return [
-        f"{calls:,} calls have more rows than the largest batch size, {largest}, and are counted as eager. The model splits such groups "
+        f"{_calls(calls)} with more rows than the largest batch size, {largest}: counted as eager. The model splits such groups "
         "into calls that fit, so in truth they come as more calls, which hit."
     ]
 
@@ -61,13 +61,17 @@ def _told(demand: Demand, choice: Choice, name: str, rest: tuple[Shape, ...], al
     saved_s = (whole.saved_ns - without.saved_ns) / 1e9
     moved = calls - lost
     fates = [
-        f"{lost:,} calls ({lost / total:.1%}) would run eager" if lost else "",
+        f"{_calls(lost)} ({lost / total:.1%}) would run eager" if lost else "",
         f"{moved:,} would use larger graphs" if moved else "",
     ]
     fate = " and ".join(part for part in fates if part) or "nothing would change"
     change = f", {abs(saved_s):.3g} s {'more' if saved_s > 0 else 'less'} in all" if saved_s else ""
     graphs = f"{len(mine)} graph{'' if len(mine) == 1 else 's'}"
     return (
-        f"{name} ({graphs}): serves {calls:,} calls ({calls / total:.1%}); takes {cost_bytes / 2**20:,.2f} MiB and {cost_s:.2f} s of "
+        f"{name} ({graphs}): serves {_calls(calls)} ({calls / total:.1%}); takes {cost_bytes / 2**20:,.2f} MiB and {cost_s:.2f} s of "
         f"capture. {always or 'Without it'}{'' if not always else ' Otherwise'} {fate}{change}."
     )
+
+
+def _calls(count: int) -> str:
+    return f"{count:,} call{'' if count == 1 else 's'}"

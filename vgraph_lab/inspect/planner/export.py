@@ -61,7 +61,9 @@ def as_yaml(stage: dict[str, Any], headline: str, path: Path, *, overwrite: bool
         with path.open("w" if overwrite else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise InputError(f"{path}: exists, and nothing is written over. Choose another name, or say overwrite=True.") from None
+        raise InputError(
+            f"{path}: exists, and nothing is written over. Choose another name, or overwrite it (overwrite=True, --overwrite)."
+        ) from None
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}.") from error
     return path
