@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -144,9 +143,8 @@ def _execute(notebook: Any, path: Path, timeout_s: float) -> None:
         resources={"metadata": {"path": str(path.parent)}},
         extra_arguments=["--log-level=ERROR"],  # the kernel's own warnings are about remote access, and this one is local
     )
-    # Threads that wait should sleep: spinning ones starve each other, threefold and more, where cores are shared.
     with cells:
-        client.execute(env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ}, cleanup_kc=True)
+        client.execute(cleanup_kc=True)
 
 
 def _handed_over(notebook: Any, path: Path) -> Summary:

@@ -11,6 +11,7 @@ from typing import ClassVar
 from vgraph_lab.errors import InputError
 from vgraph_lab.graphs.manager import ManagerState
 from vgraph_lab.graphs.report import CaptureReport
+from vgraph_lab.graphs.table import mib
 from vgraph_lab.runner import GPUGenerationModelRunner
 
 from .audio import dbfs_text
@@ -21,8 +22,6 @@ __all__ = ["STREAMING_MIME", "StreamingSummary", "summarise_streaming"]
 
 STREAMING_MIME = "application/vnd.vgraph-lab.streaming-summary+json"
 """Displaying a :class:`StreamingSummary` puts its figures into the notebook under this type, for programs to read."""
-
-_MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -95,13 +94,14 @@ class StreamingSummary(NotebookSummary):
 
     def figures(self) -> dict[str, str]:
         """The figures in words, by what they are about."""
-        left = "not shut down" if self.pool_bytes_after_shutdown is None else f"pool {_mib(self.pool_bytes_after_shutdown)}"
+        left = "not shut down" if self.pool_bytes_after_shutdown is None else f"pool {mib(self.pool_bytes_after_shutdown)} MiB"
         largest = self.largest_difference
         level = "not finite" if largest is None else "none: all identical, bit for bit" if largest == 0 else dbfs_text(largest)
         return {
             "graphs": f"{self.graphs_captured} of {self.graphs_requested} captured on {self.device} in {self.capture_s:.1f} s",
             "memory": (
-                f"{_mib(self.static_buffer_bytes)} static buffers + {_mib(self.pool_bytes)} pool; {_mib(self.state_bytes)} request state"
+                f"{mib(self.static_buffer_bytes)} MiB static buffers + {mib(self.pool_bytes)} MiB pool; "
+                f"{mib(self.state_bytes)} MiB request state"
             ),
             **{target.rpartition(".")[2]: self._coverage(target) for target in sorted({*self.hits, *self.fallbacks})},
             "largest difference": level,
@@ -161,7 +161,3 @@ def summarise_streaming(
         checks={claim: bool(holds) for claim, holds in checks.items()},
         pool_bytes_after_shutdown=manager.pool.reserved_bytes if manager.state is ManagerState.CLEARED else None,
     )
-
-
-def _mib(count: int) -> str:
-    return f"{count / _MIB:,.2f} MiB"

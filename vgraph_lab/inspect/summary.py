@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from vgraph_lab.graphs.manager import ManagerState, VocoderCUDAGraphManager
 from vgraph_lab.graphs.report import CaptureReport
+from vgraph_lab.graphs.table import mib
 
 from .audio import dbfs_text
 from .coverage import coverage_summary, coverage_table
@@ -19,8 +20,6 @@ __all__ = ["SUMMARY_MIME", "CaptureSummary", "summarise"]
 
 SUMMARY_MIME = "application/vnd.vgraph-lab.summary+json"
 """Displaying a :class:`CaptureSummary` puts its figures into the notebook under this type, for programs to read."""
-
-_MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -101,10 +100,10 @@ class CaptureSummary(NotebookSummary):
         reasons = ", ".join(f"{reason} {calls}" for reason, calls in self.fallbacks.items())
         fallbacks = _count(sum(self.fallbacks.values()), "fallback") + (f" ({reasons})" if reasons else "")
         hit_rate = f"{self.hits / self.calls:.1%}" if self.calls else "no calls"
-        left = "not cleared" if self.pool_bytes_after_clear is None else f"pool {_mib(self.pool_bytes_after_clear)}"
+        left = "not cleared" if self.pool_bytes_after_clear is None else f"pool {mib(self.pool_bytes_after_clear)} MiB"
         return {
             "graphs": f"{self.graphs_captured} of {self.graphs_requested} captured on {self.device} in {self.capture_s:.1f} s",
-            "memory": f"{_mib(self.static_buffer_bytes)} static buffers + {_mib(self.pool_bytes)} pool",
+            "memory": f"{mib(self.static_buffer_bytes)} MiB static buffers + {mib(self.pool_bytes)} MiB pool",
             "calls": f"{self.calls}: {_count(self.hits, 'hit')}, {fallbacks}, {_count(self.errors, 'error')}",
             "hit rate": f"{hit_rate} ({self.exact_hits} exact, {self.padded_hits} padded)",
             "padding": "no hits" if self.wasted_share is None else f"{self.wasted_share:.1%} of the frames that graphs computed",
@@ -151,10 +150,6 @@ def summarise(report: CaptureReport, manager: VocoderCUDAGraphManager, compariso
         largest_difference_in=worst.name if worst and largest > 0 else None,
         pool_bytes_after_clear=manager.pool.reserved_bytes if manager.state is ManagerState.CLEARED else None,
     )
-
-
-def _mib(count: int) -> str:
-    return f"{count / _MIB:,.2f} MiB"
 
 
 def _count(number: int, noun: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,9 +57,9 @@ class StatelessPath:
         """Decode whole utterances together; a reference's frames are context, their samples are cut."""
         results: dict[str, ChunkResult] = {}
         good: list[ChunkRequest] = []
-        ids = [chunk.request_id for chunk in chunks]
+        counts = Counter(chunk.request_id for chunk in chunks)
         for chunk in chunks:
-            error = self._refusal(chunk, ids)
+            error = self._refusal(chunk, counts)
             if error is not None:
                 results[chunk.request_id] = error
             else:
@@ -66,7 +67,7 @@ class StatelessPath:
         good.sort(key=lambda chunk: chunk.codes.shape[1])  # neighbours of like length waste the least padding
         for start in range(0, len(good), self._largest_batch):
             results |= self._decode(good[start : start + self._largest_batch])
-        return {request_id: results[request_id] for request_id in ids}
+        return {request_id: results[request_id] for request_id in counts}
 
     def abort(self, request_ids: Iterable[str]) -> list[str]:
         """Nothing is live between calls."""
@@ -92,11 +93,11 @@ class StatelessPath:
             for chunk, samples in zip(chunks, waveform, strict=True)
         }
 
-    def _refusal(self, chunk: ChunkRequest, ids: Sequence[str]) -> RequestError | None:
+    def _refusal(self, chunk: ChunkRequest, counts: Mapping[str, int]) -> RequestError | None:
         def invalid(message: str) -> RequestError:
             return RequestError(chunk.request_id, RequestErrorKind.INVALID_INPUT, message)
 
-        if ids.count(chunk.request_id) > 1:
+        if counts[chunk.request_id] > 1:
             return RequestError(chunk.request_id, RequestErrorKind.DUPLICATE, "it came twice in one batch.")
         problem = problem_with_chunk(chunk, self.decoder.geometry, self.decoder.device)
         if problem is None and not chunk.finished:
@@ -104,7 +105,7 @@ class StatelessPath:
         problem = problem or values_in_range([chunk.codes], self.decoder.geometry, debug=self._debug)[0]
         if problem:
             return invalid(problem)
-        if not 0 <= chunk.ref_frames < chunk.codes.shape[1]:
+        if chunk.ref_frames >= chunk.codes.shape[1]:
             return invalid(
                 f"ref_frames must be 0 or more and less than the {chunk.codes.shape[1]} frames that came, got {chunk.ref_frames}."
             )

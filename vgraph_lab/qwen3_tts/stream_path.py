@@ -127,9 +127,13 @@ class StreamingPath:
         for step in steps:
             request = step.request
             reference = request.ref_frames if request.ref_frames > self._window else 0
-            group = (request.mode, min(request.suffix_frames, self._window), step.width, reference)
+            group = (request.mode, self._kept_frames(request), step.width, reference)
             groups.setdefault(group, []).append(step)
         return groups
+
+    def _kept_frames(self, request: LiveRequest) -> int:
+        """Suffix frames whose state is kept: the last W at most."""
+        return min(request.suffix_frames, self._window)
 
     # ------------------------------------------------------------------------------------------------ decoding
 
@@ -175,7 +179,7 @@ class StreamingPath:
             for request in beginning:
                 self.book.begin(request, slots[request.request_id])
             for step in steps:
-                step.request.suffix_frames = min(step.request.suffix_frames, self._window) + step.frames
+                step.request.suffix_frames = self._kept_frames(step.request) + step.frames
             self.book.refuse(refused.values())
         except BaseException as error:
             for step in steps:
@@ -199,7 +203,7 @@ class StreamingPath:
             before = request.own_state
             kept_prefix = prefix if before is None else before.prefix
             assert kept_prefix is not None
-            frames = min(request.suffix_frames, self._window) + first.frames
+            frames = self._kept_frames(request) + first.frames
             return [partial(setattr, request, "own_state", OwnState(kept_prefix, self.table.unpacked(suffix, frames)))]
         requests = [members[row].request for row in going_on]
         places = torch.tensor([slots.get(r.request_id, r.slot) for r in requests]).to(self._device, non_blocking=True)
@@ -229,4 +233,4 @@ class StreamingPath:
             return request, *request.own_state
         slots = torch.tensor([request.slot], device=self._device)
         prefix = self.table.prefix(slots) if request.mode == "icl" else None
-        return request, prefix, self.table.suffix(slots, min(request.suffix_frames, self._window))
+        return request, prefix, self.table.suffix(slots, self._kept_frames(request))
