@@ -115,6 +115,7 @@ def test_the_tour_runs_the_first_notebooks_of_this_package():
 
 def test_a_failing_cell_leaves_a_report_up_to_it(tmp_path):
     book = write(tmp_path / "bad.ipynb", "print('before')", "1 / 0", "print('after')")
+    others = psutil.Process().children()  # what earlier tests of this process keep, as a fork server
     with pytest.raises(CellExecutionError, match="ZeroDivisionError") as raised:
         run_tour(tmp_path / "out.html", notebook=book)
     assert str(tmp_path / "out.html") in raised.value.__notes__[0]
@@ -122,7 +123,7 @@ def test_a_failing_cell_leaves_a_report_up_to_it(tmp_path):
     assert "FAIL: a cell of the notebook raised an error" in page
     assert "ZeroDivisionError" in page
     assert "before" in page
-    assert psutil.Process().children() == []  # the kernel is gone, too
+    assert set(psutil.Process().children()) <= set(others)  # the kernel is gone, too
 
 
 def test_a_notebook_without_summary_fails_and_keeps_the_last_report(tmp_path):
