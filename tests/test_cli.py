@@ -291,6 +291,18 @@ def test_bench_prints_a_table_and_writes_a_record(tiny_folder: Path, tmp_path: P
     assert json.loads(output.read_text())["rows"][0]["frames"] == 3
 
 
+def test_the_planner_s_bench_prints_a_table_and_writes_a_record(tmp_path: Path) -> None:
+    output = tmp_path / "planner.json"
+    result = runner.invoke(app, ["bench", "planner", "--calls", "50", "--repeats", "1", "--output", str(output)])
+    assert result.exit_code == 0, result.output
+    assert "50 calls" in result.stdout
+    assert "streamed calls" in result.stdout
+    assert [row["calls"] for row in json.loads(output.read_text())["rows"]] == [50, 50, 50]
+    printed = runner.invoke(app, ["bench", "planner", "--calls", "50", "--repeats", "1", "--json"])
+    assert json.loads(printed.stdout)["bench"] == "planner"
+    assert runner.invoke(app, ["bench", "planner", "--calls", "0"]).exit_code == 2
+
+
 @pytest.mark.parametrize("sizes", [",", "0", "1,1", "one", "1;2"])
 def test_bench_refuses_sizes_that_are_none(tiny_folder: Path, sizes: str) -> None:
     result = runner.invoke(app, ["bench", "stateless", "--checkpoint", str(tiny_folder), "--device", "cpu", "--frames", sizes])

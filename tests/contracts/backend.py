@@ -55,6 +55,25 @@ class BackendContract:
         assert (output == 2).all()
         assert (x == 6).all()
 
+    def test_segments_are_what_the_pool_holds(self, backend: GraphBackend, x: Tensor) -> None:
+        pool = backend.create_pool()
+        assert pool.segments() == ()
+        graph, output = prepare(backend, lambda t: (t + 1) * 2, x, pool)
+        segments = pool.segments()
+        assert sum(segment.size_bytes for segment in segments) == pool.reserved_bytes
+        for segment in segments:
+            ends = [block.offset_bytes + block.size_bytes for block in segment.blocks]
+            assert [0, *ends[:-1]] == [block.offset_bytes for block in segment.blocks]
+            assert ends[-1] == segment.size_bytes
+        live = [
+            (segment.address + block.offset_bytes, block.size_bytes) for segment in segments for block in segment.blocks if block.is_live
+        ]
+        assert sum(size for _, size in live) == pool.live_bytes
+        assert any(begin <= output.data_ptr() < begin + size for begin, size in live)
+        del output
+        graph.reset()
+        assert pool.segments() == ()
+
     def test_output_has_one_address_and_is_overwritten(self, backend: GraphBackend, x: Tensor) -> None:
         graph, output = prepare(backend, lambda t: t + 1, x, backend.create_pool())
         graph.replay()

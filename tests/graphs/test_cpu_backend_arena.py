@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from itertools import groupby, pairwise
+from itertools import pairwise
 from threading import Thread
 
 import pytest
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vgraph_lab.errors import CaptureError
-from vgraph_lab.graphs.backends.cpu import ArenaBlock, ArenaPool
+from vgraph_lab.graphs.backends.base import PoolSegment
+from vgraph_lab.graphs.backends.cpu import ArenaPool
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = st.one_of(
@@ -24,34 +25,36 @@ SIZES = st.one_of(
 )
 
 
-def segment_bytes(layout: tuple[ArenaBlock, ...]) -> dict[int, int]:
-    return {number: sum(block.size_bytes for block in blocks) for number, blocks in groupby(layout, lambda block: block.segment)}
-
-
 def check(pool: ArenaPool, live: dict[int, Tensor]) -> None:
-    layout = pool.layout()
-    assert pool.reserved_bytes == sum(block.size_bytes for block in layout)
-    assert pool.live_bytes == sum(block.size_bytes for block in layout if block.live)
-    assert sum(block.live for block in layout) == len(live)
-    for left, right in pairwise(layout):
-        if left.segment == right.segment:
+    segments = pool.segments()
+    blocks = [block for segment in segments for block in segment.blocks]
+    assert pool.reserved_bytes == sum(segment.size_bytes for segment in segments) == sum(block.size_bytes for block in blocks)
+    assert pool.live_bytes == sum(block.size_bytes for block in blocks if block.is_live)
+    assert sum(block.is_live for block in blocks) == len(live)
+    for segment in segments:
+        assert segment.blocks[0].offset_bytes == 0
+        for left, right in pairwise(segment.blocks):
             assert left.offset_bytes + left.size_bytes == right.offset_bytes, "blocks tile their segment"
-            assert left.live or right.live, "free neighbours are one block"
-    assert all(block.size_bytes % 512 == 0 for block in layout)
+            assert left.is_live or right.is_live, "free neighbours are one block"
+    assert all(block.size_bytes % 512 == 0 for block in blocks)
+    addresses = {segment.address + block.offset_bytes for segment in segments for block in segment.blocks if block.is_live}
+    assert addresses == {tensor.data_ptr() for tensor in live.values()}
     spans = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.numel()) for tensor in live.values())
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     for stamp, tensor in live.items():
         assert tensor[0] == tensor[-1] == stamp, "nobody else wrote here"
 
 
-def best_fit(layout: tuple[ArenaBlock, ...], nbytes: int) -> ArenaBlock | None:
-    """The free block that best fit takes, found by looking at all of them."""
+def best_fit(segments: tuple[PoolSegment, ...], nbytes: int) -> int | None:
+    """Address of the free block that best fit takes, found by looking at all of them."""
     wanted = -(-nbytes // 512) * 512
-    sizes = segment_bytes(layout)
     fitting = [
-        block for block in layout if not block.live and block.size_bytes >= wanted and (sizes[block.segment] == 2 * MIB) == (wanted <= MIB)
+        (block.size_bytes, number, block.offset_bytes, segment.address + block.offset_bytes)
+        for number, segment in enumerate(segments)
+        for block in segment.blocks
+        if not block.is_live and block.size_bytes >= wanted and (segment.size_bytes == 2 * MIB) == (wanted <= MIB)
     ]
-    return min(fitting, key=lambda block: (block.size_bytes, block.segment, block.offset_bytes), default=None)
+    return min(fitting)[-1] if fitting else None
 
 
 @settings(max_examples=60, deadline=None)
@@ -62,13 +65,13 @@ def test_any_sequence_of_allocations_and_deaths(steps: list[int]) -> None:
     lease, live = pool.lease(), {}
     for number, step in enumerate(steps):
         if step > 0:
-            before = pool.layout()
+            before = pool.segments()
             expected = best_fit(before, step)
-            block, tensor = lease.allocate(step)
+            _, tensor = lease.allocate(step)
             if expected is not None:
-                assert (block.segment.number, block.offset) == (expected.segment, expected.offset_bytes)
+                assert tensor.data_ptr() == expected
             else:
-                assert len(segment_bytes(pool.layout())) == len(segment_bytes(before)) + 1
+                assert len(pool.segments()) == len(before) + 1
             live[number % 251] = tensor.fill_(number % 251)
             assert tensor.numel() == step
             assert tensor.data_ptr() % 64 == 0
@@ -82,7 +85,7 @@ def test_any_sequence_of_allocations_and_deaths(steps: list[int]) -> None:
     assert (pool.live_bytes, pool.reserved_bytes) == (0, reserved), "segments stay for the graph that was captured into them"
     lease.release()
     lease.release()
-    assert pool.layout() == ()
+    assert pool.segments() == ()
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,7 @@ def test_bytes_outlive_a_pool_that_gave_them_back() -> None:
     _, tensor = lease.allocate(3 * MIB)
     tensor.fill_(7)
     lease.roll_back()
-    assert pool.layout() == ()
+    assert pool.segments() == ()
     assert bool((tensor == 7).all())
     del tensor, lease, pool
     gc.collect()
@@ -145,9 +148,9 @@ def test_a_death_that_is_reported_after_the_roll_back_frees_nothing() -> None:
     failed.roll_back()
     again = pool.lease()
     _, other = again.allocate(KIB)
-    layout = pool.layout()
+    layout = pool.segments()
     pool._dead.append(ref)  # as the finalizer of another thread does that had begun before the roll-back
-    assert pool.layout() == layout
+    assert pool.segments() == layout
     check(pool, {1: kept.fill_(1), 2: other.fill_(2)})
     del tensor
 

@@ -44,7 +44,7 @@ def test_nothing_is_left_behind(name: str, cpu_backend: CpuGraphBackend) -> None
     buffer = torch.zeros(4)
     graph, output = cpu_backend.capture(lambda: ((x + 1) * 2)[3:], pool, static_inputs=[x], owned=[])
     draws = torch.get_rng_state()
-    layout, live, reserved = pool.layout(), pool.live_bytes, pool.reserved_bytes
+    layout, live, reserved = pool.segments(), pool.live_bytes, pool.reserved_bytes
     held: list[Tensor] = []
 
     def function() -> Any:
@@ -57,7 +57,7 @@ def test_nothing_is_left_behind(name: str, cpu_backend: CpuGraphBackend) -> None
         cpu_backend.capture(function, pool, static_inputs=[x], owned=[buffer])
     assert caught.value.__traceback__ is not None
     assert len(held) == 30, "the failed capture's tensors are still referenced"
-    assert (pool.layout(), pool.live_bytes, pool.reserved_bytes) == (layout, live, reserved)
+    assert (pool.segments(), pool.live_bytes, pool.reserved_bytes) == (layout, live, reserved)
     assert not buffer.any()
     assert torch.equal(torch.get_rng_state(), draws)
     if name == "user":
@@ -117,7 +117,7 @@ def test_one_restore_that_fails_keeps_no_other_from_happening(cpu_backend: CpuGr
         cpu_backend.capture(function, pool, static_inputs=[], owned=buffers)
     assert sorted(buffer.tolist() for buffer in buffers) == [[0, 0, 0], [0, 0, 0], [1, 1, 1]]
     assert torch.equal(torch.get_rng_state(), draws)
-    assert pool.layout() == ()
+    assert pool.segments() == ()
     monkeypatch.undo()
     cpu_backend.capture(lambda: buffers[0] + 1, pool, static_inputs=[], owned=buffers)
 
@@ -152,7 +152,7 @@ def test_roll_back_is_exact_for_any_allocations(sizes: list[int], kept: set[int]
     for i in range(good):
         size = 1000 * 4**i
         outputs.append(backend.capture(lambda: [torch.zeros(size) + x for _ in range(3)][1:], pool, static_inputs=[x], owned=[]))  # noqa: B023
-    before = pool.layout(), pool.live_bytes, pool.reserved_bytes
+    before = pool.segments(), pool.live_bytes, pool.reserved_bytes
     held: list[Tensor] = []
 
     def function() -> Tensor:
@@ -164,6 +164,6 @@ def test_roll_back_is_exact_for_any_allocations(sizes: list[int], kept: set[int]
 
     with pytest.raises(CaptureRefusedError):
         backend.capture(function, pool, static_inputs=[x], owned=[])
-    assert (pool.layout(), pool.live_bytes, pool.reserved_bytes) == before
+    assert (pool.segments(), pool.live_bytes, pool.reserved_bytes) == before
     held.clear()
-    assert (pool.layout(), pool.live_bytes, pool.reserved_bytes) == before
+    assert (pool.segments(), pool.live_bytes, pool.reserved_bytes) == before

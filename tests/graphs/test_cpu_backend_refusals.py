@@ -110,12 +110,12 @@ def test_refused(name: str, mode: type[torch.no_grad] | type[torch.inference_mod
     x = torch.tensor([1.0, 2.0, -1.0, 0.5])
     pool = cpu_backend.create_pool()
     _, kept = cpu_backend.capture(lambda: x + 1, pool, static_inputs=[x], owned=[])
-    layout, live = pool.layout(), pool.live_bytes
+    layout, live = pool.segments(), pool.live_bytes
     run = partial(cpu_backend.warm_up, audit=True) if audited else partial(cpu_backend.capture, pool=pool)
     with mode(), pytest.raises(CaptureRefusedError, match=why) as caught:
         run(lambda: function(x), static_inputs=[x], owned=[])
     assert f"{__file__}:" in caught.value.where
-    assert (pool.layout(), pool.live_bytes) == (layout, live), "the error is still alive here"
+    assert (pool.segments(), pool.live_bytes) == (layout, live), "the error is still alive here"
     assert kept.tolist() == [2, 3, 0, 1.5]
     assert not cpu_backend.is_capturing()
 

@@ -68,7 +68,7 @@ def test_another_threads_write_is_refused(
     next_use, whole_function = "z: Tensor = self.net(y + self.x) + self.net.weight[0]", "cpu_backend.capture(lambda: "
     assert f"{__file__}:" in caught.value.where
     assert (whole_function if last else next_use) in caught.value.where
-    assert cpu_pool.layout() == ()
+    assert cpu_pool.segments() == ()
 
 
 FACTORIES: dict[str, Callable[[], Tensor]] = {

@@ -46,6 +46,7 @@ def test_tables_add_up(counts):
         target = row.target
         assert (row.hits, row.fallbacks, row.errors) == (snapshot.hits(target), snapshot.fallbacks(target), snapshot.replay_errors(target))
         assert row.calls == row.hits + row.fallbacks + row.errors
+        assert row.observed == 0
         assert row.hits == row.exact_hits + row.padded_hits
         assert row.hit_rate == pytest.approx(snapshot.hit_rate(target))
         hits = {kind: n for kind, n in counts.items() if kind.target_id == target and kind.reason is None and kind.error is None}
@@ -85,6 +86,27 @@ def test_a_target_without_hits_has_no_waste():
     summary = coverage_summary(coverage_table(StatsSnapshot({CallKind("t", A, reason=FallbackReason.NO_GRAPH): 1})))
     assert summary["hit_rate"].tolist() == [0.0]
     assert summary["wasted_share"].isna().tolist() == [True]
+
+
+def test_totals_of_a_log_that_tells_less():
+    """``hit`` may be padded or not, ``observed`` is a shape only, and shapes may be missing."""
+    table = pd.DataFrame(
+        {
+            "target": ["t", "t", "t", "u"],
+            "outcome": pd.Categorical(["hit", "fallback", "observed", "observed"]),
+            "reason": ["", "no_graph", "", ""],
+            "batch_size": pd.array([2, pd.NA, 1, 1], dtype="Int64"),
+            "frames": pd.array([pd.NA, pd.NA, 5, 5], dtype="Int64"),
+            "padding_rows": pd.array([3, 0, 0, 0], dtype="Int64"),
+            "padding_frames": pd.array([pd.NA, 0, 0, 0], dtype="Int64"),
+            "calls": [6, 2, 10, 1],
+        }
+    )
+    one, two = coverage_summary(table).to_dict("records")
+    assert (one["calls"], one["hits"], one["exact_hits"], one["fallbacks"], one["observed"]) == (18, 6, 0, 2, 10)
+    assert (one["hit_rate"], one["hit_frames"], one["padding_rows"]) == (0.75, 0, 3)
+    assert (two["calls"], two["observed"]) == (1, 1)
+    assert pd.isna([one["wasted_share"], two["hit_rate"]]).all()
 
 
 def test_streamed_calls_tell_mode_and_kept_frames():

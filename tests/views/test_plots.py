@@ -424,3 +424,105 @@ def test_no_calls_give_an_empty_map(ax):
     plots.coverage_map(coverage_table(StatsSnapshot({})), ax=ax)
     assert ax.get_title("left") == "Calls by shape"
     assert ax.get_legend() is None
+
+
+def test_calls_of_a_log_without_shapes_are_counted_in_the_title():
+    table = pd.DataFrame(
+        {
+            "batch_size": pd.array([1, pd.NA, 2], dtype="Int64"),
+            "frames": pd.array([4, pd.NA, 4], dtype="Int64"),
+            "captured_batch_size": pd.array([1, pd.NA, pd.NA], dtype="Int64"),
+            "captured_frames": pd.array([4, pd.NA, pd.NA], dtype="Int64"),
+            "outcome": ["exact hit", "fallback", "observed"],
+            "reason": ["", "their_own_word", ""],
+            "calls": [1, 1500, 3],
+        }
+    )
+    ax = drawn(plots.coverage_map, table, size_in=(8.6, 2.4))
+    assert ax.get_title("left") == "Calls by shape (1,500 more without a shape)"
+    assert {place: parts[0][0] for place, parts in cells(ax).items()} == {(0, 0): COLOURS["exact hit"], (0, 1): COLOURS["observed"]}
+    bars = drawn(plots.calls_by_outcome, table, size_in=(8.6, 2.4))
+    assert [to_hex(bar.get_facecolor()) for bar in bars.patches] == [
+        COLOURS["exact hit"],
+        REASON_COLOURS[FallbackReason.NO_GRAPH],
+        COLOURS["observed"],
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ over time
+
+
+def test_calls_over_time_are_rates_stacked_by_outcome():
+    table = pd.DataFrame(
+        {
+            "start_s": [0.0, 0.0, 2.0],
+            "end_s": [2.0, 2.0, 7.0],
+            "target": "t",
+            "outcome": ["exact hit", "fallback", "fallback"],
+            "reason": ["", "capacity", "capacity"],
+            "calls": [4, 2, 20],
+        }
+    )
+    ax = drawn(plots.hits_over_time, table, size_in=(8.6, 2.4))
+    bars = [(to_hex(b.get_facecolor()), b.get_x(), b.get_width(), b.get_y(), b.get_height()) for b in ax.patches if b.get_height()]
+    capacity = REASON_COLOURS[FallbackReason.CAPACITY]
+    assert bars == [(COLOURS["exact hit"], 0, 2, 0, 2), (capacity, 0, 2, 2, 1), (capacity, 2, 5, 0, 4)]
+    assert ax.get_title("left") == "Hits and fallbacks over time: 4 of 26 calls in graphs (15%)"
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("time (s)", "calls per second")
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["exact hit", "fallback: capacity"]
+    assert_no_text_overlaps(ax)
+
+
+def test_long_times_are_minutes_and_no_time_is_empty(ax):
+    table = pd.DataFrame({"start_s": [0.0], "end_s": [600.0], "target": "t", "outcome": "padded hit", "reason": "", "calls": [60]})
+    plots.hits_over_time(table, ax=ax)
+    (bar,) = ax.patches
+    assert (ax.get_xlabel(), bar.get_width(), bar.get_height(), bar.get_hatch()) == ("time (min)", 10, 0.1, "//")
+    empty = drawn(plots.hits_over_time, table.iloc[:0], size_in=(8, 2))
+    assert (empty.get_title("left"), len(empty.patches), empty.get_legend()) == ("No calls", 0, None)
+
+
+# ------------------------------------------------------------------------------------------------ the pool
+
+
+def segments(*rows: tuple[int, float, str, float, float, bool, str]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=["segment", "segment_mib", "made_by", "offset_mib", "block_mib", "is_live", "held_by"])
+
+
+def test_the_pool_is_drawn_to_scale_segment_after_segment():
+    table = segments(
+        (1, 2.0, "a.one B1×T8", 0.0, 0.5, True, "a.one B1×T8"),
+        (1, 2.0, "a.one B1×T8", 0.5, 1.5, False, ""),
+        (2, 20.0, "a.one B1×T8", 0.0, 20.0, False, ""),
+        (3, 10.0, "a.two B2×T8", 0.0, 4.0, True, ""),
+        (3, 10.0, "a.two B2×T8", 4.0, 6.0, True, "a.one B1×T8"),
+    )
+    ax = drawn(plots.pool_segments, table, size_in=(8.6, 2.2))
+    blocks = [(p.get_x(), p.get_width(), to_hex(p.get_facecolor()), p.get_alpha() or 1) for p in ax.patches if p.get_fill()]
+    pool, other = COLOURS["pool"], COLOURS["difference"]
+    assert blocks == [(0, 0.5, pool, 1), (0.5, 1.5, pool, 0.22), (2, 20, pool, 0.22), (22, 4, other, 1), (26, 6, pool, 1)]
+    outlines = [(p.get_x(), p.get_width()) for p in ax.patches if not p.get_fill()]
+    assert outlines == [(0, 2), (2, 20), (22, 10)]
+    assert texts(ax) == ["one\nB1×T8", "two\nB2×T8"]
+    assert ax.get_title("left") == "The pool: 3 segments, 32 MiB"
+    legend = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert legend == ["captured outputs: 6.5 MiB", "live, no graph's output: 4 MiB", "shared by replays in turn: 21.5 MiB"]
+    assert ax.get_xlim() == (0, 32)
+    assert_no_text_overlaps(ax)
+
+
+def test_segments_that_are_too_narrow_to_name_are_counted():
+    rows = [(n, 400.0 if n == 1 else 2.0, f"a.one B1×T{n}", 0.0, 400.0 if n == 1 else 2.0, False, "") for n in range(1, 12)]
+    ax = drawn(plots.pool_segments, segments(*rows), size_in=(8.6, 2.2))
+    assert texts(ax) == ["one\nB1×T1", "10 more, too narrow to name"]
+    assert_no_text_overlaps(ax)
+
+
+def test_what_is_left_of_graphs_that_are_gone_says_so(ax):
+    plots.pool_segments(segments((1, 2.0, "", 0.0, 2.0, True, "")), ax=ax)
+    assert texts(ax) == ["graphs that\nare gone"]
+
+
+def test_an_empty_pool_is_drawn_empty(ax):
+    plots.pool_segments(segments(), ax=ax)
+    assert (ax.get_title("left"), len(ax.patches), ax.get_legend()) == ("The pool: 0 segments, 0 MiB", 0, None)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import vgraph_lab as vg
 from vgraph_lab.config import StageConfig, TargetSettings, VocoderGraphSettings
 from vgraph_lab.errors import ConfigError, InputError
-from vgraph_lab.inspect import coverage_table
+from vgraph_lab.inspect import coverage_table, timeline_table
 from vgraph_lab.qwen3_tts.decoder import Code2WavDecoder
 from vgraph_lab.requests import ChunkRequest
 from vgraph_lab.workload import (
@@ -270,3 +270,36 @@ def test_a_configuration_of_another_model() -> None:
     graphs = VocoderGraphSettings(targets={"other.target": TargetSettings()})
     with pytest.raises(ConfigError, match=r"other\.target: no such Target"):
         simulate_traffic([RequestShape(3)], StageConfig(vocoder_cudagraph=graphs), cost=linear_cost(1, 0))
+
+
+@given(st.floats(0.2, 40.0), st.integers(0, 5))
+def test_intervals_divide_the_calls_and_change_nothing_else(interval_s: float, seed: int) -> None:
+    common: dict[str, Any] = {"cost": linear_cost(0.125, 0.03125), "arrivals": PoissonArrivals(0.4), "seed": seed}
+    shapes, cfg = list(draw_shapes(40, seed=seed)), stage(SHORT)
+    whole, divided = simulate_traffic(shapes, cfg, **common), simulate_traffic(shapes, cfg, interval_s=interval_s, **common)
+    assert divided.calls == whole.calls
+    assert (divided.duration_s, divided.steps) == (whole.duration_s, whole.steps)
+    ends = [end for end, _ in divided.intervals]
+    assert ends == pytest.approx([interval_s * (number + 1) for number in range(len(ends))])
+    assert ends[-1] - interval_s <= divided.duration_s
+    samples = divided.samples()
+    assert samples[0][0] == samples[0][1].calls() == 0
+    assert samples[-1][1].counts == whole.snapshot().counts
+    assert samples[-1][1].counts != {}
+    assert timeline_table(samples)["calls"].sum() == sum(whole.calls.values())
+
+
+def test_a_step_counts_in_the_interval_in_which_it_begins() -> None:
+    """One frame per chunk at 10 frames/s, and steps that take no time: chunk k is executed at (k + 1) / 10 s."""
+    cfg = stage({"codec_chunk_frames": 1, "initial_codec_chunk_frames": 1, "codec_left_context_frames": 0}, max_num_seqs=1)
+    found = simulate_traffic([RequestShape(10)], cfg, cost=linear_cost(0, 0), talker_frames_per_s=10.0, interval_s=0.45)
+    assert [sum(calls.values()) for _, calls in found.intervals] == [4, 4, 2]
+    assert [round(end, 9) for end, _ in found.intervals] == [0.45, 0.9, 1.35]
+
+
+@pytest.mark.parametrize("interval_s", [0.0, -1.0, float("inf"), float("nan")])
+def test_intervals_are_finite_times(interval_s: float) -> None:
+    with pytest.raises(InputError, match="interval_s must be a finite number above 0"):
+        simulate_traffic([RequestShape(3)], stage(), cost=linear_cost(0, 0), interval_s=interval_s)
+    with pytest.raises(InputError, match="Pass interval_s"):
+        simulate_traffic([RequestShape(3)], stage(), cost=linear_cost(0, 0)).samples()

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from .record import MeasurementRecord
 
-__all__ = ["service_table", "stateless_table", "streaming_table"]
+__all__ = ["planner_table", "service_table", "stateless_table", "streaming_table"]
 
 
 def stateless_table(record: MeasurementRecord) -> Group:
@@ -80,6 +80,21 @@ def service_table(record: MeasurementRecord) -> Group:
             absent.append(escape(f"no {row['metric'].replace('_', ' ')}: {row['absent_because']}"))
     coverage = _coverage(s["graph_hits"], s["graph_fallbacks"])
     return Group(table, _captures("through the Manager", s["capture"]), coverage, *absent)
+
+
+def planner_table(record: MeasurementRecord) -> Group:
+    """Seconds and bytes of each case, and what was planned."""
+    s = record.settings
+    title = f"{s['calls']:,} calls, {escape(record.machine['card'])}"
+    table = Table(title=title, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.caption = f"medians of {s['repeats']} runs; peak: bytes of Python and NumPy, the drawn calls included"
+    for heading in ("case", "sum up s", "plan s", "peak MiB", "shapes", "front", "graphs", "covered %"):
+        table.add_column(heading, justify="left" if heading == "case" else "right")
+    for row in record.rows:
+        figures = [f"{row['summarise_s']:.3f}", f"{row['plan_s']:.3f}", f"{row['peak_bytes'] / 2**20:,.1f}"]
+        counts = [f"{row[name]:,}" for name in ("traffic_rows", "front_points", "graphs_recommended")]
+        table.add_row(row["case"], *figures, *counts, f"{100 * row['coverage_recommended']:.1f}")
+    return Group(table)
 
 
 def _title(record: MeasurementRecord) -> str:

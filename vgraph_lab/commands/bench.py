@@ -156,6 +156,26 @@ def service(
     _deliver(record, service_table, output, as_json)
 
 
+@bench_app.command()
+def planner(
+    calls: Annotated[int, typer.Option(min=1, help="Calls to plan for.")] = 1_000_000,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each case.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of the calls.")] = 0,
+    output: BenchOutput = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sum up a million calls and plan captures for them: seconds, and bytes at the peak. Runs on the processor."""
+    from vgraph_lab.bench.planner import bench_planner
+    from vgraph_lab.bench.record import check_writable
+    from vgraph_lab.bench.tables import planner_table
+
+    if output:
+        check_writable(output)
+    with status() as progress:
+        record = bench_planner(calls=calls, repeats=repeats, seed=seed, progress=progress)
+    _deliver(record, planner_table, output, as_json)
+
+
 def _bench_device(device: str, output: Path | None, cudnn_benchmark: bool) -> torch.device:
     """Where and how a bench runs; a record that cannot be written is found out before the work is done."""
     from vgraph_lab.bench.record import check_writable

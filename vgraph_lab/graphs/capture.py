@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vgraph_lab.errors import CaptureError
 
-from .backends.base import GraphBackend, GraphPool, count_nodes
+from .backends.base import GraphBackend, GraphPool, count_nodes, new_addresses, reserved_bytes
 from .compiled import refuse_own_cudagraphs
 from .descriptor import Descriptor
 from .entry import CaptureCost, GraphEntry
@@ -85,7 +85,7 @@ def capture_entry(
     def forward() -> Any:
         return routine.forward_for_capture(descriptor, buffers)
 
-    pool_before, free_before = pool.reserved_bytes, backend.memory().free_bytes
+    segments_before, free_before = pool.segments(), backend.memory().free_bytes
     with _underway(), _stopwatch() as warmup:
         expected = ""
         for run in range(num_warmups):
@@ -104,17 +104,19 @@ def capture_entry(
         graph, output = backend.capture(forward, pool, static_inputs=static_inputs, owned=owned)
     try:
         _check_same_output(expected, signature(output), "the last warm-up and the capture")
+        segments = pool.segments()
         cost = CaptureCost(
             order=order,
             static_buffer_bytes=static_buffer_bytes,
             output_bytes=nbytes(output),
-            pool_reserved_before_bytes=pool_before,
-            pool_reserved_after_bytes=pool.reserved_bytes,
+            pool_reserved_before_bytes=reserved_bytes(segments_before),
+            pool_reserved_after_bytes=reserved_bytes(segments),
             device_delta_bytes=None if backend.device.type == "cpu" else free_before - backend.memory().free_bytes,
             warmup_s=warmup[0],
             capture_s=capture[0],
             gc_s=collection[0],
             node_counts=count_nodes(graph.nodes()),
+            segment_addresses=new_addresses(segments_before, segments),
         )
         if not sum(cost.node_counts.values()):
             raise CaptureError(

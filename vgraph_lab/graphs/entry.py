@@ -35,6 +35,7 @@ class CaptureCost:
         capture_s: seconds of the capture and the instantiation.
         gc_s: seconds of the garbage collection before it.
         node_counts: graph nodes by kind; empty where nodes cannot be listed.
+        segment_addresses: of the segments that the pool took for it.
     """
 
     order: int
@@ -47,6 +48,7 @@ class CaptureCost:
     capture_s: float
     gc_s: float
     node_counts: Mapping[str, int]
+    segment_addresses: tuple[int, ...] = ()
 
     @property
     def pool_delta_bytes(self) -> int:

@@ -9,10 +9,12 @@ from .parity import Comparison, compare_with_eager, parity_table
 from .recording import Recording, read_memory, record
 from .records import CaptureFigures, MemoryReading
 from .request_life import RequestLife, play_request, state_table
+from .segments import segments_table
 from .stream_calls import calls_between
 from .stream_parity import StreamComparison, chunk_differences, compare_streams
 from .streaming_summary import StreamingSummary, summarise_streaming
 from .summary import CaptureSummary, summarise
+from .timeline import Timeline, timeline_table
 from .transitions import transition_table
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "RequestLife",
     "StreamComparison",
     "StreamingSummary",
+    "Timeline",
     "Tolerance",
     "Verdict",
     "WaveformDifference",
@@ -45,9 +48,11 @@ __all__ = [
     "play_request",
     "read_memory",
     "record",
+    "segments_table",
     "state_table",
     "summarise",
     "summarise_streaming",
+    "timeline_table",
     "tolerance_for",
     "transition_table",
     "uncovered_shapes",

@@ -59,13 +59,14 @@ COVERAGE_COLUMNS = {
 
 SUMMARY_COLUMNS = {
     "target": "id of the Target",
-    "calls": "all counted calls: hits + fallbacks + errors",
-    "hits": "calls served by a graph: exact + padded hits",
+    "calls": "all counted calls: hits + fallbacks + errors + observed",
+    "hits": "calls served by a graph: exact and padded hits, and those of a log that does not tell them apart",
     "exact_hits": "hits whose shape was captured",
     "padded_hits": "hits served by a larger graph",
     "fallbacks": "valid calls that ran eager",
     "errors": "calls that failed during copy-in, replay or materialisation",
-    "hit_rate": "hits / calls, 0 to 1",
+    "observed": "calls of which a log tells the shape and not what became of them; 0 for a runner's own statistics",
+    "hit_rate": "hits / (hits + fallbacks + errors), 0 to 1; missing if all calls are observed only",
     "hit_frames": "rows x frames that all hits asked for",
     "padding_rows": "rows that all hits computed for nothing",
     "padding_frames": "rows x frames that all hits computed for nothing",
@@ -127,8 +128,13 @@ def coverage_table(source: Source | StatsSnapshot) -> pd.DataFrame:
 def coverage_summary(table: pd.DataFrame) -> pd.DataFrame:
     """Totals of a :func:`coverage_table`, one row per Target that was called.
 
+    Args:
+        table: of :func:`coverage_table`, or the calls of one source of an imported log
+            (:meth:`~vgraph_lab.workload.importers.imported.ImportedLog.of_source`). Frames and padding that a log does not tell
+            are left out of the sums.
+
     Returns:
-        The columns of :data:`SUMMARY_COLUMNS`; in every row calls = hits + fallbacks + errors.
+        The columns of :data:`SUMMARY_COLUMNS`; in every row calls = hits + fallbacks + errors + observed.
     """
     rows = [_totals(str(target), of_target) for target, of_target in table.groupby("target", sort=True)]
     summary = pd.DataFrame(rows, columns=list(SUMMARY_COLUMNS))
@@ -305,11 +311,11 @@ def _row(kind: CallKind, calls: int) -> dict[str, Any]:
 
 def _totals(target: str, table: pd.DataFrame) -> dict[str, Any]:
     by_outcome = table.groupby("outcome", observed=False)["calls"].sum()
-    exact, padded_hits, fallbacks, errors = (int(by_outcome[outcome]) for outcome in OUTCOMES)
-    served = table[table["outcome"].isin(["exact hit", "padded hit"])]
+    exact, padded_hits, fallbacks, errors, unsorted, observed = (int(by_outcome.get(name, 0)) for name in (*OUTCOMES, "hit", "observed"))
+    served = table[table["outcome"].isin(["exact hit", "padded hit", "hit"])]
     requested = int((served["batch_size"] * served["frames"] * served["calls"]).sum())
     padded = int(served["padding_frames"].sum())
-    hits, calls = exact + padded_hits, int(table["calls"].sum())
+    hits, calls = exact + padded_hits + unsorted, int(table["calls"].sum())
     return {
         "target": target,
         "calls": calls,
@@ -318,9 +324,10 @@ def _totals(target: str, table: pd.DataFrame) -> dict[str, Any]:
         "padded_hits": padded_hits,
         "fallbacks": fallbacks,
         "errors": errors,
-        "hit_rate": hits / calls,
+        "observed": observed,
+        "hit_rate": hits / (calls - observed) if calls > observed else None,
         "hit_frames": requested,
         "padding_rows": int(served["padding_rows"].sum()),
         "padding_frames": padded,
-        "wasted_share": padded / (requested + padded) if hits else None,
+        "wasted_share": padded / (requested + padded) if requested + padded else None,
     }

@@ -26,9 +26,10 @@ from vgraph_lab.runner import GPUGenerationModelRunner
 
 from .archive import read_archive, write_archive
 from .modules import launching_modules
-from .records import CaptureFigures, CountedCalls, GraphRecord, MemoryReading
+from .pool_layout import pool_layout
+from .records import CaptureFigures, CountedCalls, GraphRecord, MemoryReading, SegmentRecord
 
-__all__ = ["Live", "Recording", "Source", "figures_of", "graphs_of", "memory_before", "read_memory", "record", "stats_of"]
+__all__ = ["Live", "Recording", "Source", "figures_of", "graphs_of", "memory_before", "read_memory", "record", "segments_of", "stats_of"]
 
 Live: TypeAlias = GPUGenerationModelRunner | VocoderCUDAGraphManager
 
@@ -53,6 +54,7 @@ class Recording:
         capture: the report's figures; None without a capture.
         retirements: how often all graphs were retired together and captured anew.
         retirement_s: seconds that took.
+        segments: of the graph pool.
     """
 
     made_utc: str
@@ -70,6 +72,7 @@ class Recording:
     capture: CaptureFigures | None = None
     retirements: int = 0
     retirement_s: float = 0.0
+    segments: tuple[SegmentRecord, ...] = ()
     stats: StatsSnapshot = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -192,6 +195,7 @@ def record(
         capture=CaptureFigures.of(report) if report else figures_of(source),
         retirements=stats.retirements,
         retirement_s=stats.retirement_s,
+        segments=segments_of(source),
     )
 
 
@@ -292,6 +296,18 @@ def memory_before(source: Source) -> MemoryReading | None:
     return replace(
         now, total_bytes=device.total_bytes, free_bytes=device.free_bytes, static_buffer_bytes=0, pool_bytes=0, pool_live_bytes=0
     )
+
+
+def segments_of(source: Source) -> tuple[SegmentRecord, ...]:
+    """The segments of a source's graph pool, in the order of the captures that took them.
+
+    Raises:
+        InputError: ``source`` is no source.
+    """
+    if isinstance(source, Recording):
+        return source.segments
+    manager = _manager_of(source)
+    return () if manager is None else pool_layout(manager)
 
 
 def figures_of(source: Source) -> CaptureFigures | None:

@@ -15,7 +15,16 @@ from vgraph_lab.graphs.entry import CaptureCost, Rejection
 from vgraph_lab.graphs.report import CaptureReport
 from vgraph_lab.qwen3_tts.stream_routines import SuffixDescriptor
 
-__all__ = ["CaptureFigures", "CountedCalls", "EstimatedGraph", "GraphRecord", "MemoryReading", "RecordedDescriptor"]
+__all__ = [
+    "BlockRecord",
+    "CaptureFigures",
+    "CountedCalls",
+    "EstimatedGraph",
+    "GraphRecord",
+    "MemoryReading",
+    "RecordedDescriptor",
+    "SegmentRecord",
+]
 
 # ---------------------------------------------------------------------------------------------------- shapes and nodes
 
@@ -128,6 +137,36 @@ class GraphRecord:
             raise ValueError("a graph has a cost, a Descriptor without a graph a rejection")
         if self.modules and len(self.modules) != len(self.nodes):
             raise ValueError(f"{len(self.nodes)} nodes cannot have {len(self.modules)} modules")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRecord:
+    """One allocation in a segment of the pool, or a gap between allocations.
+
+    Attributes:
+        size_bytes: as the allocator rounded it up.
+        is_live: whether something lives there.
+        held_by: ``target descriptor`` whose captured output that is; empty if it is no graph's output.
+    """
+
+    size_bytes: Count
+    is_live: bool
+    held_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRecord:
+    """What the pool got from the system in one piece.
+
+    Attributes:
+        size_bytes: of all of it.
+        made_by: ``target descriptor`` whose capture took it; empty if that graph was rejected or is gone.
+        blocks: in order; they add up to the segment.
+    """
+
+    size_bytes: Count
+    made_by: str
+    blocks: tuple[BlockRecord, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from vgraph_lab.errors import FallbackReason
+from .outcomes import categories, colour_of, hatch_of, in_order
+from .style import INK
 
-from .style import COLOURS, INK, REASON_COLOURS
-
-__all__ = ["calls_by_frames", "calls_by_outcome", "calls_by_target", "coverage_map"]
+__all__ = ["calls_by_frames", "calls_by_outcome", "calls_by_target", "coverage_map", "hits_over_time"]
 
 _MOST_NUMBERED_COLUMNS = 16
 _LEAST_SLICE = 0.1  # of a cell, so that a single fallback among many hits is seen
@@ -30,11 +28,11 @@ def calls_by_outcome(coverage: pd.DataFrame, *, ax: Axes) -> Axes:
         coverage: of :func:`~vgraph_lab.inspect.coverage.coverage_table`.
         ax: where to draw.
     """
-    totals = coverage["calls"].groupby(_category(coverage)).sum()
-    totals = totals.reindex(_in_order(totals.index))
-    bars = ax.barh(range(len(totals)), totals, 0.62, color=[_colour(name) for name in totals.index])
+    totals = coverage["calls"].groupby(categories(coverage)).sum()
+    totals = totals.reindex(in_order(totals.index))
+    bars = ax.barh(range(len(totals)), totals, 0.62, color=[colour_of(name) for name in totals.index])
     for bar, name in zip(bars, totals.index, strict=True):
-        bar.set_hatch("//" if name == "padded hit" else None)
+        bar.set_hatch(hatch_of(name))
         bar.set_edgecolor("none")
     everything = max(1, int(totals.sum()))
     ax.bar_label(bars, [f"{calls} of {everything} ({calls / everything:.0%})" for calls in totals], padding=4, fontsize=9, color=INK)
@@ -55,13 +53,13 @@ def calls_by_target(coverage: pd.DataFrame, *, ax: Axes) -> Axes:
         coverage: of :func:`~vgraph_lab.inspect.coverage.coverage_table`.
         ax: where to draw.
     """
-    calls = coverage.assign(category=_category(coverage)).pivot_table("calls", "target", "category", aggfunc="sum", fill_value=0)
+    calls = coverage.assign(category=categories(coverage)).pivot_table("calls", "target", "category", aggfunc="sum", fill_value=0)
     places, left = np.arange(len(calls)), np.zeros(len(calls))
-    for name in _in_order(calls.columns):
+    most = calls.sum(axis=1).max() if len(calls) else 0  # a number that is wider than its piece would be cut
+    for name in in_order(calls.columns):
         widths = calls[name].to_numpy()
-        hatch = "//" if name == "padded hit" else None
-        bars = ax.barh(places, widths, 0.58, left=left, label=name, color=_colour(name), hatch=hatch, edgecolor="none")
-        inside = ["" if not width else f"{width}" for width in widths]
+        bars = ax.barh(places, widths, 0.58, left=left, label=name, color=colour_of(name), hatch=hatch_of(name), edgecolor="none")
+        inside = [f"{width}" if width > 0.014 * len(f"{width}") * most else "" for width in widths]
         ax.bar_label(bars, inside, label_type="center", fontsize=8.5, color="#ffffff", weight="bold")
         left += widths
     hits = sum((calls[name] for name in calls.columns if "hit" in name), start=pd.Series(0, index=calls.index))
@@ -88,11 +86,10 @@ def calls_by_frames(coverage: pd.DataFrame, *, ax: Axes) -> Axes:
         coverage: of :func:`~vgraph_lab.inspect.coverage.coverage_table`. Rows of a batch and Targets are added up.
         ax: where to draw.
     """
-    calls = coverage.assign(category=_category(coverage)).pivot_table("calls", "frames", "category", aggfunc="sum", fill_value=0)
+    calls = coverage.assign(category=categories(coverage)).pivot_table("calls", "frames", "category", aggfunc="sum", fill_value=0)
     bottom = np.zeros(len(calls))
-    for name in _in_order(calls.columns):
-        hatch = "//" if name == "padded hit" else None
-        ax.bar(calls.index, calls[name], 0.8, bottom=bottom, label=name, color=_colour(name), hatch=hatch, edgecolor="none")
+    for name in in_order(calls.columns):
+        ax.bar(calls.index, calls[name], 0.8, bottom=bottom, label=name, color=colour_of(name), hatch=hatch_of(name), edgecolor="none")
         bottom += calls[name].to_numpy()
     for number, frames in enumerate(sorted(coverage["captured_frames"].dropna().unique())):
         ax.axvline(frames, color=INK, linestyle="--", linewidth=1, label="" if number else "captured size")
@@ -111,13 +108,15 @@ def coverage_map(coverage: pd.DataFrame, entries: pd.DataFrame | None = None, *,
     """Calls by rows and frames: each cell is divided among what became of its calls, and the stronger it is, the more there were.
 
     A slice is never narrower than a tenth of its cell, so that a single fallback among many hits is seen. Targets are added
-    up; pass the rows of one to look at one.
+    up; pass the rows of one to look at one. Calls of which a log does not tell the shape are counted in the title.
 
     Args:
         coverage: of :func:`~vgraph_lab.inspect.coverage.coverage_table`.
         entries: of :func:`~vgraph_lab.inspect.entries.entries_table`: outline every graph; otherwise those that were used.
         ax: where to draw.
     """
+    unknown = int(coverage.loc[coverage[["batch_size", "frames"]].isna().any(axis=1), "calls"].sum())
+    coverage = coverage.dropna(subset=["batch_size", "frames"])
     if entries is None:
         graphs = coverage[["captured_batch_size", "captured_frames"]].dropna()
     else:
@@ -128,16 +127,15 @@ def coverage_map(coverage: pd.DataFrame, entries: pd.DataFrame | None = None, *,
     )
     x, y = {frames: i for i, frames in enumerate(columns)}, {rows: i for i, rows in enumerate(batches)}
     cells: dict[tuple[int, int], Counter[str]] = {}
-    for rows, frames, name, count in zip(coverage["batch_size"], coverage["frames"], _category(coverage), coverage["calls"], strict=True):
+    for rows, frames, name, count in zip(coverage["batch_size"], coverage["frames"], categories(coverage), coverage["calls"], strict=True):
         cells.setdefault((rows, frames), Counter())[name] += count
     most = max((of_cell.total() for of_cell in cells.values()), default=1)
     for (rows, frames), of_cell in sorted(cells.items()):
         left, count = x[frames] - 0.46, of_cell.total()
-        names = _in_order(of_cell)
+        names = in_order(of_cell)
         for name, width in zip(names, _slices([of_cell[name] for name in names]), strict=True):
             strength = 0.3 + 0.7 * math.log1p(count) / math.log1p(most)
-            hatch = "//" if name == "padded hit" else None
-            look: dict[str, Any] = {"facecolor": _colour(name), "alpha": strength, "hatch": hatch, "edgecolor": "none"}
+            look: dict[str, Any] = {"facecolor": colour_of(name), "alpha": strength, "hatch": hatch_of(name), "edgecolor": "none"}
             ax.add_patch(Rectangle((left, y[rows] - 0.43), 0.92 * width, 0.86, **look))
             left += 0.92 * width
         if len(columns) <= _MOST_NUMBERED_COLUMNS:
@@ -152,14 +150,44 @@ def coverage_map(coverage: pd.DataFrame, entries: pd.DataFrame | None = None, *,
     ax.tick_params(length=0)
     ax.set_xlabel("codec frames asked for, each size that occurred")
     ax.set_ylabel("rows asked for")
-    ax.set_title("Calls by shape")
-    found = _in_order({name for of_cell in cells.values() for name in of_cell})
-    handles = [Patch(facecolor=_colour(name), hatch="//" if name == "padded hit" else None, edgecolor="none", label=name) for name in found]
+    ax.set_title("Calls by shape" + (f" ({unknown:,} more without a shape)" if unknown else ""))
+    found = in_order({name for of_cell in cells.values() for name in of_cell})
+    handles = [Patch(facecolor=colour_of(name), hatch=hatch_of(name), edgecolor="none", label=name) for name in found]
     if captured:
         which = "a graph that served" if entries is None else "a graph"
         handles.append(Patch(fill=False, edgecolor=INK, linewidth=1.6, label=which))
     if handles:
         ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return ax
+
+
+def hits_over_time(timeline: pd.DataFrame, *, ax: Axes) -> Axes:
+    """Calls per second over time, interval by interval, divided among what became of them; the title says how many hit.
+
+    Args:
+        timeline: of :func:`~vgraph_lab.inspect.timeline.timeline_table`. Targets are added up; pass the rows of one to look at one.
+        ax: where to draw.
+    """
+    rows = timeline.assign(category=categories(timeline))
+    rows = rows[rows["end_s"] > rows["start_s"]]  # two readings at one moment have no rate
+    scale, unit = (60.0, "min") if len(rows) and rows["end_s"].max() > 300 else (1.0, "s")
+    calls = rows.pivot_table("calls", ["start_s", "end_s"], "category", aggfunc="sum", fill_value=0)
+    begins, ends = (calls.index.get_level_values(name).to_numpy(dtype=float) for name in ("start_s", "end_s"))
+    bottom = np.zeros(len(calls))
+    for name in in_order(calls.columns):
+        rate = calls[name].to_numpy() / (ends - begins)
+        look: dict[str, Any] = {"color": colour_of(name), "hatch": hatch_of(name), "edgecolor": "none", "linewidth": 0}
+        ax.bar(begins / scale, rate, (ends - begins) / scale, bottom=bottom, align="edge", label=name, **look)
+        bottom += rate
+    total = int(timeline["calls"].sum())
+    hits = int(timeline.loc[timeline["outcome"].astype(str).str.endswith("hit"), "calls"].sum())
+    ax.margins(x=0)
+    ax.grid(axis="y")
+    ax.set_xlabel(f"time ({unit})")
+    ax.set_ylabel("calls per second")
+    ax.set_title(f"Hits and fallbacks over time: {hits:,} of {total:,} calls in graphs ({hits / total:.0%})" if total else "No calls")
+    if len(calls):
+        ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return ax
 
 
@@ -176,19 +204,3 @@ def _short_count(count: int) -> str:
             value = count / size
             return f"{value:.1f}{letter}" if value < 9.95 else f"{value:.0f}{letter}"
     return str(count)
-
-
-def _category(coverage: pd.DataFrame) -> pd.Series[str]:
-    """Outcome, with the reason of a fallback or the exception of an error."""
-    outcome = coverage["outcome"].astype(str)
-    return outcome.where(coverage["reason"] == "", outcome.str.cat(coverage["reason"], sep=": "))
-
-
-def _in_order(categories: Iterable[str]) -> list[str]:
-    first = ("exact hit", "padded hit", "fallback", "error")
-    return sorted(categories, key=lambda name: (first.index(name.partition(":")[0]), name))
-
-
-def _colour(category: str) -> str:
-    outcome, _, reason = category.partition(": ")
-    return REASON_COLOURS[FallbackReason(reason)] if outcome == "fallback" else COLOURS[outcome]

@@ -12,10 +12,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from .coverage_plots import calls_by_frames, calls_by_outcome, calls_by_target, coverage_map
+from .coverage_plots import calls_by_frames, calls_by_outcome, calls_by_target, coverage_map, hits_over_time
 from .levels import Samples, difference_gain_db, difference_label, difference_track, peak
 from .memory_plots import estimate_against_measured, memory_by_entry, memory_ledger, pool_growth
 from .planner_plots import pareto_front
+from .pool_plots import pool_segments
 from .style import COLOURS, INK
 
 __all__ = [
@@ -25,10 +26,12 @@ __all__ = [
     "coverage_map",
     "estimate_against_measured",
     "frames_by_chunk",
+    "hits_over_time",
     "memory_by_entry",
     "memory_ledger",
     "pareto_front",
     "pool_growth",
+    "pool_segments",
     "waveforms",
 ]
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from vgraph_lab.errors import BackendError, CaptureError, ReplayError
 from vgraph_lab.graphs import CaptureCost, GraphEntry
 from vgraph_lab.graphs.backends.audit import Origins
-from vgraph_lab.graphs.backends.base import CapturedGraph, GraphBackend, GraphNode, GraphPool, count_nodes
+from vgraph_lab.graphs.backends.base import CapturedGraph, GraphBackend, GraphNode, GraphPool, count_nodes, new_addresses, reserved_bytes
 from vgraph_lab.graphs.backends.call import storage_id, tensors_in, user_line
 from vgraph_lab.graphs.backends.cpu import ArenaPool, CpuGraph, CpuGraphBackend
 from vgraph_lab.graphs.backends.cpu.arena import Lease
@@ -296,7 +296,7 @@ class BreakableCUDAGraphWrapper(CUDAGraphWrapper):
         graphs = self.graphs
         backend, pool, owned = graphs.backend, graphs.pool, owned_tensors(self._modules)
         capture = BreakableCUDAGraphCapture(backend, pool, static_inputs=tuple(buffers.values()), owned=owned)
-        pool_before, start = pool.reserved_bytes, perf_counter()
+        segments_before, start = pool.segments(), perf_counter()
         for _ in range(self.cudagraph_options.num_warmups):
             # Not audited: breaks may do what a graph may not, and the tape checks each segment.
             backend.warm_up(run, static_inputs=(), owned=(), audit=False)
@@ -310,17 +310,19 @@ class BreakableCUDAGraphWrapper(CUDAGraphWrapper):
             counts = count_nodes(capture.nodes())
             if not capture.num_graphs:
                 raise CaptureError(f"the breakable graph of {batch} is empty: outside of its breaks, the pass launched nothing.")
+            segments = pool.segments()
             cost = CaptureCost(
                 order=order,
                 static_buffer_bytes=static_buffer_bytes,
                 output_bytes=nbytes(output),
-                pool_reserved_before_bytes=pool_before,
-                pool_reserved_after_bytes=pool.reserved_bytes,
+                pool_reserved_before_bytes=reserved_bytes(segments_before),
+                pool_reserved_after_bytes=reserved_bytes(segments),
                 device_delta_bytes=None,
                 warmup_s=warm - start,
                 capture_s=perf_counter() - collected,
                 gc_s=collected - warm,
                 node_counts=counts,
+                segment_addresses=new_addresses(segments_before, segments),
             )
         except BaseException:
             capture.reset()

@@ -17,7 +17,7 @@ import pandas as pd
 from vgraph_lab.config import StageConfig
 from vgraph_lab.errors import InputError
 from vgraph_lab.graphs.descriptor import Descriptor
-from vgraph_lab.graphs.stats import StatsSnapshot
+from vgraph_lab.graphs.stats import CallKind, StatsSnapshot
 from vgraph_lab.qwen3_tts.stream_routines import SuffixDescriptor
 
 from .arrivals import AllAtOnce, Arrivals
@@ -68,6 +68,7 @@ class TrafficResult:
         frames: new frames of all requests.
         duration_s: from the first arrival to the end of the last step.
         busy_s: time in which something was executed.
+        intervals: (end in seconds, calls in it), if intervals were asked for; together they are all calls.
     """
 
     rules: RoutingRules
@@ -78,6 +79,7 @@ class TrafficResult:
     frames: int
     duration_s: float
     busy_s: float
+    intervals: tuple[tuple[float, Mapping[TrafficCall, int]], ...] = ()
 
     def histogram(self) -> pd.DataFrame:
         """One row per Target, exact shape and whether it ends its requests, sorted by these; see :data:`TRAFFIC_COLUMNS`."""
@@ -95,6 +97,25 @@ class TrafficResult:
             captured: graphs by Target id; those that the configuration declares by default. Lazy capture is left out of account.
         """
         return StatsSnapshot(self.rules.outcomes(self.calls, self.rules.declared() if captured is None else captured))
+
+    def samples(self, captured: Mapping[str, Collection[Descriptor]] | None = None) -> list[tuple[float, StatsSnapshot]]:
+        """The statistics that a runner would have counted by the end of each interval, from nothing at 0 s.
+
+        Args:
+            captured: as for :meth:`snapshot`.
+
+        Raises:
+            InputError: the simulation was not asked for intervals.
+        """
+        if not self.intervals:
+            raise InputError("there are no intervals. Pass interval_s to simulate_traffic().")
+        graphs = self.rules.declared() if captured is None else captured
+        counts: Counter[CallKind] = Counter()
+        found = [(0.0, StatsSnapshot({}))]
+        for end_s, calls in self.intervals:
+            counts.update(self.rules.outcomes(calls, graphs))
+            found.append((end_s, StatsSnapshot(dict(counts))))
+        return found
 
     def __str__(self) -> str:
         n = sum(self.calls.values())
@@ -115,6 +136,7 @@ def simulate_traffic(
     talker_frames_per_s: float = 50.0,
     end_delay_frames: int = 0,
     window_frames: int = WINDOW_FRAMES,
+    interval_s: float | None = None,
     seed: int = 0,
 ) -> TrafficResult:
     """Play requests through a service that decodes nothing.
@@ -128,6 +150,7 @@ def simulate_traffic(
         talker_frames_per_s: pace at which each live request's frames arrive.
         end_delay_frames: see :func:`~vgraph_lab.workload.schedules.chunk_plan`.
         window_frames: the decoder's sliding window.
+        interval_s: count calls by intervals of so many seconds, too, each step in the one in which it begins.
         seed: of the arrivals.
 
     Raises:
@@ -142,11 +165,13 @@ def simulate_traffic(
         )
     if not (math.isfinite(talker_frames_per_s) and talker_frames_per_s > 0):
         raise InputError(f"talker_frames_per_s must be a finite number above 0, got {talker_frames_per_s}.")
+    if interval_s is not None and not (math.isfinite(interval_s) and interval_s > 0):
+        raise InputError(f"interval_s must be a finite number above 0, or None, got {interval_s}.")
     rules = RoutingRules(cfg, window_frames)
     waiting = _Waiting(iter(shapes), (arrivals or AllAtOnce()).times(seed))
     if waiting.at == math.inf:
         raise InputError("there is no request to play.")
-    return _Service(rules, waiting, limit, talker_frames_per_s, end_delay_frames, cost).run()
+    return _Service(rules, waiting, limit, talker_frames_per_s, end_delay_frames, cost, interval_s).run()
 
 
 class _Waiting:
@@ -178,9 +203,16 @@ class _Service:
     """The loop of the simulated service. Everything in it is a plain number or tuple: it runs a million times."""
 
     def __init__(
-        self, rules: RoutingRules, waiting: _Waiting, concurrency: int, frames_per_s: float, end_delay_frames: int, cost: StepCost
+        self,
+        rules: RoutingRules,
+        waiting: _Waiting,
+        concurrency: int,
+        frames_per_s: float,
+        end_delay_frames: int,
+        cost: StepCost,
+        interval_s: float | None,
     ) -> None:
-        self._rules, self._waiting, self._cost = rules, waiting, cost
+        self._rules, self._waiting, self._cost, self._interval_s = rules, waiting, cost, interval_s
         self._frames_per_s, self._end_delay_frames = frames_per_s, end_delay_frames
         self._largest_step, self._context = rules.cfg.max_num_seqs, rules.cfg.connector.codec_left_context_frames
         self._free_since = [0.0] * concurrency
@@ -190,12 +222,14 @@ class _Service:
         self._groups: dict[Group, int] = {}
         self._counts: Counter[tuple[int, int, int, bool]] = Counter()  # by group number, rows, frames, last
         self._windows: Counter[TrafficCall] = Counter()
+        self._intervals: list[tuple[float, Mapping[TrafficCall, int]]] = []
 
     def run(self) -> TrafficResult:
         now = busy = 0.0
         steps = chunks = 0
         pending, pop, push = self._pending, heapq.heappop, heapq.heappush
         count = self._count if self._rules.cfg.async_chunk else self._count_windows
+        interval_end = self._interval_s or math.inf
         while (event := min(self._next_beginning(), pending[0][0] if pending else math.inf)) != math.inf:
             now = max(now, event)
             self._admit(now)
@@ -204,6 +238,8 @@ class _Service:
                 batch.append(pop(pending))
             if not batch:
                 continue
+            if now >= interval_end:
+                interval_end = self._end_intervals(interval_end, now)
             seconds = self._cost(len(batch), sum([live[4][2] for live in batch]))
             if not 0 <= seconds < math.inf:
                 raise InputError(f"the cost of a step must be a finite time in seconds, got {seconds}.")
@@ -217,11 +253,30 @@ class _Service:
                 else:
                     following = routed[index + 1]
                     push(pending, (began + following[3], order, began, index + 1, following, routed))
+        if self._interval_s is not None:
+            self._end_intervals(interval_end, interval_end)
+        calls = Counter(self._counted())
+        for _, part in self._intervals:
+            calls.update(part)
+        return TrafficResult(self._rules, dict(calls), self._begun, chunks, steps, self._frames, now, busy, tuple(self._intervals))
+
+    def _counted(self) -> Counter[TrafficCall]:
+        """The calls since the last interval ended."""
         calls = Counter(self._windows)
         groups = list(self._groups)
         for (group, rows, frames, is_last), n in self._counts.items():
             calls[self._rules.call(groups[group], rows, frames, is_last)] += n
-        return TrafficResult(self._rules, dict(calls), self._begun, chunks, steps, self._frames, now, busy)
+        return calls
+
+    def _end_intervals(self, end: float, now: float) -> float:
+        """Close the interval that ends at ``end`` and empty ones up to ``now``; returns the end of the next one."""
+        self._intervals.append((end, self._counted()))
+        self._counts.clear()
+        self._windows.clear()
+        assert self._interval_s is not None
+        skipped = int((now - end) / self._interval_s)
+        self._intervals += [(end + (number + 1) * self._interval_s, {}) for number in range(skipped)]
+        return end + (skipped + 1) * self._interval_s
 
     def _next_beginning(self) -> float:
         return max(self._waiting.at, self._free_since[0]) if self._free_since else math.inf

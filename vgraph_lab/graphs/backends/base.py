@@ -29,7 +29,20 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
-__all__ = ["BackendName", "CapturedGraph", "DeviceMemory", "GraphBackend", "GraphNode", "GraphPool", "NodeKind", "count_nodes"]
+__all__ = [
+    "BackendName",
+    "CapturedGraph",
+    "DeviceMemory",
+    "GraphBackend",
+    "GraphNode",
+    "GraphPool",
+    "NodeKind",
+    "PoolBlock",
+    "PoolSegment",
+    "count_nodes",
+    "new_addresses",
+    "reserved_bytes",
+]
 
 BackendName = Literal["cuda", "cpu"]
 NodeKind = Literal["kernel", "memcpy", "memset", "host", "event", "child", "empty", "other"]
@@ -67,6 +80,47 @@ class DeviceMemory:
     reserved_bytes: int  # segments held by that allocator; 0 where it keeps no count
 
 
+@dataclass(frozen=True, slots=True)
+class PoolBlock:
+    """A stretch of a segment: one allocation, or a gap between allocations.
+
+    Attributes:
+        offset_bytes: from the beginning of the segment.
+        size_bytes: with what the allocator added to round the allocation up.
+        is_live: whether a tensor, or a library's workspace, occupies it.
+    """
+
+    offset_bytes: int
+    size_bytes: int
+    is_live: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSegment:
+    """What the pool got from the system in one piece.
+
+    Attributes:
+        address: of its first byte.
+        size_bytes: of all of it.
+        blocks: by offset; together they are the segment.
+    """
+
+    address: int
+    size_bytes: int
+    blocks: tuple[PoolBlock, ...]
+
+
+def reserved_bytes(segments: Iterable[PoolSegment]) -> int:
+    """Bytes of all segments."""
+    return sum(segment.size_bytes for segment in segments)
+
+
+def new_addresses(before: Iterable[PoolSegment], after: Iterable[PoolSegment]) -> tuple[int, ...]:
+    """Addresses of the segments that a pool has taken between two readings."""
+    known = {segment.address for segment in before}
+    return tuple(segment.address for segment in after if segment.address not in known)
+
+
 @runtime_checkable
 class GraphPool(Protocol):
     """Memory shared by the graphs of one Manager."""
@@ -78,6 +132,9 @@ class GraphPool(Protocol):
     @property
     def live_bytes(self) -> int:
         """Bytes of the blocks that live tensors occupy (outputs of captured graphs, mostly)."""
+
+    def segments(self) -> tuple[PoolSegment, ...]:
+        """Every segment with its blocks, as of now."""
 
     def exclusive(self) -> AbstractContextManager[None]:
         """Hold the pool for one replay: copy-in, replay and materialisation happen inside.

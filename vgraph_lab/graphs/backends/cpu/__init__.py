@@ -1,7 +1,7 @@
 """The CPU graph backend."""
 
-from .arena import ArenaBlock, ArenaPool
+from .arena import ArenaPool
 from .backend import CpuGraphBackend
 from .graph import CpuGraph
 
-__all__ = ["ArenaBlock", "ArenaPool", "CpuGraph", "CpuGraphBackend"]
+__all__ = ["ArenaPool", "CpuGraph", "CpuGraphBackend"]

@@ -11,26 +11,16 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from vgraph_lab.errors import CaptureError
+from vgraph_lab.graphs.backends.base import PoolBlock, PoolSegment
 
 from .segment import MIN_BLOCK_BYTES, SMALL_LIMIT_BYTES, Block, BlockRef, Segment, segment_size
 
-__all__ = ["ArenaBlock", "ArenaPool", "Lease"]
-
-
-@dataclass(frozen=True, slots=True)
-class ArenaBlock:
-    """One block of :meth:`ArenaPool.layout`. ``segment`` numbers the pool's segments in the order of their making."""
-
-    segment: int
-    offset_bytes: int
-    size_bytes: int
-    live: bool
+__all__ = ["ArenaPool", "Lease"]
 
 
 class ArenaPool:
@@ -65,14 +55,15 @@ class ArenaPool:
             self._settle()
             return self._live_bytes
 
-    def layout(self) -> tuple[ArenaBlock, ...]:
-        """Every block, in the order of segments and addresses."""
+    def segments(self) -> tuple[PoolSegment, ...]:
+        """Every segment with its blocks, in the order of their making."""
         with self._lock:
             self._settle()
             return tuple(
-                ArenaBlock(segment.number, block.offset, block.size, not block.free)
+                PoolSegment(
+                    segment.address, segment.size, tuple(PoolBlock(block.offset, block.size, not block.free) for block in segment.blocks())
+                )
                 for segment in self._segments
-                for block in segment.blocks()
             )
 
     @contextmanager

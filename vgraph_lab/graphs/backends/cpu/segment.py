@@ -92,17 +92,19 @@ class Segment:
         number: order of making inside the pool.
         size: bytes.
         small: whether it serves allocations up to ``SMALL_LIMIT_BYTES``.
+        address: of the first byte.
         memory: the bytes. Every slice keeps the mapping alive, also after the pool has given the segment back.
         first: the block at offset 0, head of the chain.
         leases: graphs that were captured into this segment.
         retired: whether it serves no allocation any more and only waits for what lives in it.
     """
 
-    __slots__ = ("first", "leases", "memory", "number", "retired", "size", "small")
+    __slots__ = ("address", "first", "leases", "memory", "number", "retired", "size", "small")
 
     def __init__(self, number: int, size: int, small: bool) -> None:
         self.number, self.size, self.small = number, size, small
         self.memory = memoryview(_map(size))
+        self.address = torch.frombuffer(self.memory, dtype=torch.uint8).data_ptr()
         self.first = Block(self, 0, size)
         self.leases: weakref.WeakSet[Lease] = weakref.WeakSet()
         self.retired = False

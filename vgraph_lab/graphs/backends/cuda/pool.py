@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from threading import RLock
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch.cuda import _POOL_HANDLE
+
+from vgraph_lab.graphs.backends.base import PoolBlock, PoolSegment
 
 __all__ = ["CudaPool", "StreamOrderedLock"]
 
@@ -48,7 +51,13 @@ class CudaPool:
         """Later captures get a new handle; the memory of the old one goes with the last graph and tensor in it."""
         self._is_usable = False
 
-    def _segments(self) -> list[dict[str, Any]]:
+    def segments(self) -> tuple[PoolSegment, ...]:
+        """Every segment with its blocks, in the allocator's order."""
+        return tuple(
+            PoolSegment(segment["address"], segment["total_size"], tuple(_blocks(segment["blocks"]))) for segment in self._snapshot()
+        )
+
+    def _snapshot(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         for handle in list(self._handles):
             segments = torch.cuda.memory_snapshot(handle, include_traces=False)
@@ -60,16 +69,23 @@ class CudaPool:
     @property
     def reserved_bytes(self) -> int:
         """Bytes of all segments that the pool holds on the device."""
-        return sum(segment["total_size"] for segment in self._segments())
+        return sum(segment["total_size"] for segment in self._snapshot())
 
     @property
     def live_bytes(self) -> int:
         """Bytes of the blocks that live tensors occupy."""
-        return sum(segment["allocated_size"] for segment in self._segments())
+        return sum(segment["allocated_size"] for segment in self._snapshot())
 
     def exclusive(self) -> StreamOrderedLock:
         """Hold the pool for one replay; see :meth:`~vgraph_lab.graphs.backends.base.GraphPool.exclusive`."""
         return self._exclusive
+
+
+def _blocks(blocks: list[dict[str, Any]]) -> Iterator[PoolBlock]:
+    offset = 0
+    for block in blocks:
+        yield PoolBlock(offset, block["size"], block["state"] != "inactive")
+        offset += block["size"]
 
 
 class StreamOrderedLock:
