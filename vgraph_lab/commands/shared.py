@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from vgraph_lab.graphs.table import cell_text
+
 __all__ = ["AsJson", "Device", "Dtype", "Kind", "as_json_text", "console", "numbers", "records", "rich_table", "status"]
 
 console = Console()
@@ -92,18 +94,8 @@ def rich_table(table: pd.DataFrame, headings: Mapping[str, str], *, title: str) 
         numeric = pd.api.types.is_numeric_dtype(table[name]) and not pd.api.types.is_bool_dtype(table[name])
         shown.add_column(heading, justify="right" if numeric else "left", overflow="fold", no_wrap=name in _WHOLE)
     for row in records(table[list(headings)]):
-        shown.add_row(*(escape(_cell(name, value)) for name, value in row.items()))
+        shown.add_row(*(escape(cell_text(name, value)) for name, value in row.items()))
     return shown
-
-
-def _cell(name: str, value: Any) -> str:
-    if value is None:
-        return "–"
-    if name.endswith(("_share", "_rate")):
-        return f"{100 * value:.1f}"
-    if isinstance(value, float):
-        return f"{value:,.{3 if name.endswith('_s') else 2}f}"
-    return f"{value:,}" if type(value) is int else str(value)
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -1,11 +1,19 @@
-"""How reports of captures print: a headline, a table, notes; as text and as HTML."""
+"""How figures print: reports as text and as HTML, and the cells of any table by the unit in its column's name."""
 
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
+from datetime import datetime
+from numbers import Integral
 
-__all__ = ["as_html", "as_text", "mib"]
+import pandas as pd
+
+__all__ = ["PERCENT", "as_html", "as_text", "cell_text", "mib"]
+
+PERCENT = ("_share", "_rate")
+"""Ends of the names of columns that hold shares, 0 to 1, and show percent."""
 
 
 def mib(count: int) -> str:
@@ -30,3 +38,27 @@ def as_html(headline: str, rows: Sequence[Sequence[str]], *notes: str) -> str:
     header, *body = rows
     table = f"<thead>{line(header, 'th')}</thead><tbody>{''.join(line(row, 'td') for row in body)}</tbody>"
     return f"<p><b>{html.escape(headline)}</b></p><table>{table}</table>" + "".join(f"<p>{html.escape(note)}</p>" for note in notes)
+
+
+def cell_text(name: str, value: object) -> str:
+    """A value of the column ``name`` as people read it: what is missing is a dash, shares are percent, digits follow the unit."""
+    if value is None or value is pd.NA or value is pd.NaT or (isinstance(value, float) and math.isnan(value)):
+        return "–"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, datetime):
+        return value.strftime("%H:%M:%S")
+    if isinstance(value, float):
+        return _number(name, value)
+    return f"{value:,}" if isinstance(value, Integral) else str(value)
+
+
+def _number(name: str, value: float) -> str:
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if name.endswith(PERCENT):
+        return f"{100 * value:.1f}"
+    digits = 3 if name.endswith("_s") else 1 if name.endswith(("_db", "_dbfs")) else 2
+    return f"{value:,.{digits}f}".replace("-", "−")

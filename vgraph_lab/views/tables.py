@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from numbers import Integral
-from typing import Any
 
 import pandas as pd
 
 from vgraph_lab.errors import InputError, did_you_mean
+from vgraph_lab.graphs.table import PERCENT, cell_text
 
 from .html import Html, escape, styled
 
 __all__ = ["show_table"]
 
 _UNITS = {"_mib": "MiB", "_kib": "KiB", "_dbfs": "dBFS", "_db": "dB", "_s": "s", "_ms": "ms", "_utc": "UTC", "_share": "%", "_rate": "%"}
-_PERCENT = ("_share", "_rate")
 
 
 def show_table(table: pd.DataFrame, columns: Sequence[str] | None = None, *, meanings: Mapping[str, str] | None = None) -> Html:
@@ -38,7 +34,7 @@ def show_table(table: pd.DataFrame, columns: Sequence[str] | None = None, *, mea
     numeric = {name: pd.api.types.is_numeric_dtype(table[name]) and not pd.api.types.is_bool_dtype(table[name]) for name in shown}
     has_units = any(_unit(name) for name in shown)
     head = "".join(_header(name, numeric[name], (meanings or {}).get(name, ""), has_units) for name in shown)
-    cells = {name: [_cell(name, value) for value in table[name]] for name in shown}
+    cells = {name: [cell_text(name, value) for value in table[name]] for name in shown}
     rows = "".join(
         "<tr>" + "".join(f"<td{_class(numeric[name])}>{escape(cells[name][i])}</td>" for name in shown) + "</tr>" for i in range(len(table))
     )
@@ -58,30 +54,7 @@ def _unit(name: str) -> str:
 def _header(name: str, is_numeric: bool, meaning: str, has_units: bool) -> str:
     """The name, and below it the unit or an empty line, where any column of the table has a unit."""
     suffix = _unit(name)
-    words = name.removesuffix("" if suffix in _PERCENT else suffix).replace("_", " ")
+    words = name.removesuffix("" if suffix in PERCENT else suffix).replace("_", " ")
     title = f' title="{escape(meaning)}"' if meaning else ""
     unit = f"<small>{_UNITS.get(suffix, '') or '&nbsp;'}</small>" if has_units else ""
     return f'<th scope="col"{_class(is_numeric)}{title}>{escape(words)}{unit}</th>'
-
-
-def _cell(name: str, value: Any) -> str:
-    if value is None or value is pd.NA or value is pd.NaT or (isinstance(value, float) and math.isnan(value)):
-        return "–"
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value)) or "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, datetime):
-        return value.strftime("%H:%M:%S")
-    if isinstance(value, float):
-        return _number(name, value)
-    return f"{value:,}" if isinstance(value, Integral) else str(value)
-
-
-def _number(name: str, value: float) -> str:
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
-    if name.endswith(_PERCENT):
-        return f"{100 * value:.1f}"
-    digits = 3 if name.endswith("_s") else 1 if name.endswith(("_db", "_dbfs")) else 2
-    return f"{value:,.{digits}f}".replace("-", "−")
