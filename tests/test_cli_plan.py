@@ -15,7 +15,7 @@ from vgraph_lab.cli import app, main
 from vgraph_lab.config import StageConfig
 from vgraph_lab.errors import FallbackReason
 from vgraph_lab.graphs.entry import Rejection
-from vgraph_lab.inspect import Recording
+from vgraph_lab.inspect import Recording, coverage_table
 from vgraph_lab.inspect.planner import StatelessGrid, replay_traffic, traffic_of
 from vgraph_lab.qwen3_tts.code2wav import Qwen3TTSCode2Wav
 from vgraph_lab.qwen3_tts.decoder import Code2WavDecoder
@@ -202,6 +202,58 @@ def test_a_window_can_be_said(streaming: Path, tmp_path: Path) -> None:
     replace(found, graphs=kept).save(tmp_path / "prefixes.vgl")
     told = planned(tmp_path / "prefixes.vgl", "--window", "16", "--costs", str(costs_file(tmp_path, graphs_help=True)))
     assert told["recommended"]["coverage"] == 1
+
+
+# ------------------------------------------------------------------------------------------------------- from a log
+
+
+def as_log(recording: Path, folder: Path) -> Path:
+    """The recording's calls as a table, which an importer reads back."""
+    coverage_table(Recording.load(recording)).to_csv(folder / "calls.csv", index=False)
+    return folder / "calls.csv"
+
+
+def test_a_log_of_the_same_calls_gives_the_same_plan(streaming: Path, tmp_path: Path) -> None:
+    costs = ["--costs", str(costs_file(tmp_path, graphs_help=True)), "--window", "16"]
+    from_log = planned(as_log(streaming, tmp_path), "--config", str(streaming.parent / "stage.yaml"), *costs)
+    from_recording = planned(streaming, *costs)
+    for told in ("calls", "current", "recommended", "front", "stage"):
+        assert from_log[told] == from_recording[told], told
+    assert from_log["notes"][0].endswith("0 ignored, 0 malformed")
+
+
+def test_whole_utterances_of_a_log_are_planned_too(stateless: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    log = as_log(stateless, tmp_path)
+    arguments = ["--config", str(stateless.parent / "stage.yaml"), "--checkpoint", str(tiny_folder), "--device", "cpu"]
+    result = runner.invoke(app, ["plan", str(log), *arguments])
+    assert result.exit_code in (0, 1), result.output  # whether graphs help is the machine's business
+    assert "recommended:" in result.stdout
+    assert "traffic: " in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["LOG"], "Give its file with --config"),
+        (["LOG", "--config", "STAGE"], "does not say what graphs take. Give --checkpoint"),
+        (["LOG", "--config", "STAGE", "--costs", "COSTS"], "Say it with --window"),
+        (["RECORDED", "--config", "STAGE"], "has its own stage. Leave --config out"),
+        (["OTHER", "--config", "STAGE", "--costs", "COSTS", "--window", "16"], "unknown Targets"),
+        (["SHAPELESS", "--config", "STAGE", "--costs", "COSTS", "--window", "16"], "SHAPELESS"),
+        (["LOG", "--config", "NEW", "--costs", "COSTS", "--window", "16"], "NEW"),
+    ],
+)
+def test_what_cannot_be_planned_from_a_log_is_bad_input(
+    streaming: Path, tmp_path: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "OTHER").write_text("target,batch_size,frames,calls\ntheir.vocoder,1,4,3\n")
+    (tmp_path / "SHAPELESS").write_text("nothing that is known\n")
+    places = {name: str(tmp_path / name) for name in ("NEW", "OTHER", "SHAPELESS")}
+    places |= {"RECORDED": str(streaming), "STAGE": str(streaming.parent / "stage.yaml"), "LOG": str(as_log(streaming, tmp_path))}
+    places["COSTS"] = str(costs_file(tmp_path, graphs_help=True))
+    code, told = stopped(["plan", *[places.get(argument, argument) for argument in arguments]], monkeypatch, capsys)
+    assert code == 2
+    assert message.replace(" ", "") in told.replace(" ", "")
 
 
 # ----------------------------------------------------------------------------------------------------------- import

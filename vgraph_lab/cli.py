@@ -14,7 +14,8 @@ from rich.table import Table
 
 from . import __version__, bundled
 from .commands.bench import bench_app
-from .commands.plan import import_log, plan
+from .commands.logs import import_log
+from .commands.plan import plan
 from .commands.recordings import capture, coverage, inspect
 from .commands.shared import AsJson, Device, console
 from .errors import VGraphLabError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from vgraph_lab.config import ConnectorConfig
 from vgraph_lab.errors import CaptureError, ConfigError, FallbackReason, InputError
 from vgraph_lab.graphs import CallKind, Descriptor, StatsSnapshot, create_backend
+from vgraph_lab.inspect.coverage import coverage_table
 from vgraph_lab.inspect.entries import entries_table
 from vgraph_lab.inspect.planner import (
     COST_COLUMNS,
@@ -25,6 +27,7 @@ from vgraph_lab.inspect.planner import (
     read_traffic_csv,
     replay_traffic,
     traffic_of,
+    traffic_of_calls,
     traffic_table,
 )
 from vgraph_lab.inspect.planner.shapes import Shape, descriptor_of, shape_of
@@ -39,6 +42,32 @@ STATELESS, ICL, XVEC, SUFFIX = "qwen3_tts.stateless", "qwen3_tts.icl_prefix", "q
 SCHEDULE = TransitionTable.from_connector(ConnectorConfig(), 72)  # 1, 26, 51, 76, then 72 → 97
 
 # ---------------------------------------------------------------------------------------------------- traffic
+
+
+@st.composite
+def counted(draw: st.DrawFn) -> CallKind:
+    """A call of any Target: hit exactly, hit by a larger graph, or missed for any reason."""
+    rows, kept, new = draw(st.integers(1, 4)), draw(st.sampled_from([1, 26, 72, 5])), draw(st.integers(1, 30))
+    target = draw(st.sampled_from([STATELESS, XVEC, SUFFIX]))
+    key = SuffixDescriptor(rows, kept + new, draw(st.sampled_from(["icl", "xvec"])), kept) if target == SUFFIX else Descriptor(rows, new)
+    reason = draw(st.none() | st.sampled_from(FallbackReason))
+    if reason is not None:
+        return CallKind(target, key, reason=reason)
+    return CallKind(target, key, descriptor=draw(st.sampled_from([key, replace(key, frames=key.frames + 3), replace(key, batch_size=9)])))
+
+
+@given(st.dictionaries(counted(), st.integers(1, 50), max_size=8), st.booleans())
+def test_a_table_of_calls_holds_the_same_traffic_as_the_statistics(counts: dict[CallKind, int], has_schedule: bool) -> None:
+    snapshot, schedule = StatsSnapshot(counts), SCHEDULE if has_schedule else None
+    pd.testing.assert_frame_equal(traffic_of_calls(coverage_table(snapshot), schedule), traffic_of(snapshot, schedule))
+
+
+def test_calls_without_shapes_or_columns_are_refused() -> None:
+    calls = coverage_table(StatsSnapshot({CallKind(STATELESS, Descriptor(1, 5), reason=FallbackReason.NO_GRAPH): 7}))
+    with pytest.raises(InputError, match="lacks reason, calls. It needs target"):
+        traffic_of_calls(calls.drop(columns=["reason", "calls"]))
+    with pytest.raises(InputError, match="7 calls have no shape"):
+        traffic_of_calls(calls.assign(frames=pd.array([pd.NA], dtype="Int64")))
 
 
 def test_traffic_of_known_calls() -> None:

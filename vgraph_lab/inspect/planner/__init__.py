@@ -6,7 +6,7 @@ from .free_form import FreeForm
 from .grids import StatelessGrid, StreamingGrid, space_of
 from .plan import FRONT_COLUMNS, PREDICTION_COLUMNS, Plan, PlanPoint, plan_captures
 from .spaces import Choice
-from .traffic import TRAFFIC_COLUMNS, read_traffic_csv, traffic_of, traffic_table
+from .traffic import TRAFFIC_COLUMNS, read_traffic_csv, traffic_of, traffic_of_calls, traffic_table
 
 __all__ = [
     "COST_COLUMNS",
@@ -28,5 +28,6 @@ __all__ = [
     "replay_traffic",
     "space_of",
     "traffic_of",
+    "traffic_of_calls",
     "traffic_table",
 ]

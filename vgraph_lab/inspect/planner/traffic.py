@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 
 from vgraph_lab.errors import ConfigError, FallbackReason, InputError, did_you_mean
-from vgraph_lab.graphs.stats import CallKind, StatsSnapshot
+from vgraph_lab.graphs.stats import StatsSnapshot
 from vgraph_lab.qwen3_tts.settings import TARGET_IDS
 from vgraph_lab.qwen3_tts.transitions import TransitionTable
 
-from .shapes import STATELESS_TARGET_ID, SUFFIX_TARGET_ID, kept_frames, shape_of
+from .shapes import STATELESS_TARGET_ID, SUFFIX_TARGET_ID, kept_frames, shape_of, suffix_state
 
-__all__ = ["TRAFFIC_COLUMNS", "check_traffic", "new_frames", "read_traffic_csv", "traffic_of", "traffic_table"]
+__all__ = ["TRAFFIC_COLUMNS", "check_traffic", "new_frames", "read_traffic_csv", "traffic_of", "traffic_of_calls", "traffic_table"]
 
 TRAFFIC_COLUMNS = {
     "target": "id of the Target",
@@ -30,6 +30,7 @@ TRAFFIC_COLUMNS = {
 """The columns of a traffic table, in order, with their meaning. Each combination of the first five stands in one row."""
 
 _KEYS = ["target", "state", "batch_size", "frames", "may_pad_frames"]
+_CALL_COLUMNS = ("target", "batch_size", "frames", "state", "source_frames", "reason", "captured_frames", "calls")
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 
@@ -49,21 +50,51 @@ def traffic_of(snapshot: StatsSnapshot, transitions: TransitionTable | None = No
     """
     columns: dict[str, list[Any]] = {name: [] for name in TRAFFIC_COLUMNS}
     for kind, calls in snapshot.counts.items():
-        row = (*shape_of(kind.target_id, kind.key), _may_pad(kind, transitions), calls)
+        key, captured = kind.key, kind.descriptor
+        is_padded = captured is not None and captured.frames > key.frames
+        kept = int(getattr(key, "source", 0))
+        may_pad = _may_pad(kind.target_id, key.frames, kept, is_padded, str(kind.reason or ""), transitions)
+        row = (*shape_of(kind.target_id, key), may_pad, calls)
         for values, value in zip(columns.values(), row, strict=True):
             values.append(value)
     return traffic_table(columns)
 
 
-def _may_pad(kind: CallKind, transitions: TransitionTable | None) -> bool:
-    key = kind.key
-    if kind.target_id == STATELESS_TARGET_ID or (kind.descriptor is not None and kind.descriptor.frames > key.frames):
+def traffic_of_calls(calls: pd.DataFrame, transitions: TransitionTable | None = None) -> pd.DataFrame:
+    """The traffic behind a table of calls: an imported log's, or a coverage table. See :func:`traffic_of` for last chunks.
+
+    Args:
+        calls: the columns ``target``, ``batch_size``, ``frames``, ``state``, ``source_frames``, ``reason``, ``captured_frames`` and
+            ``calls``, as in :data:`~vgraph_lab.workload.importers.counts.CALLS_COLUMNS`. Rows without a shape are refused.
+        transitions: the schedule of a streaming model.
+
+    Raises:
+        InputError: a column is missing, or a call has no shape.
+    """
+    missing = [name for name in _CALL_COLUMNS if name not in calls]
+    if missing:
+        raise InputError(f"the table of calls lacks {', '.join(missing)}. It needs {', '.join(_CALL_COLUMNS)}.")
+    unknown = int(calls.loc[calls[["batch_size", "frames"]].isna().any(axis=1), "calls"].sum())
+    if unknown:
+        raise InputError(f"{unknown:,} calls have no shape, and nothing can be planned for them. Leave them out, knowing that they are.")
+    columns: dict[str, list[Any]] = {name: [] for name in TRAFFIC_COLUMNS}
+    for target, rows, frames, state, source, reason, captured, n in calls[list(_CALL_COLUMNS)].itertuples(index=False, name=None):
+        kept = None if pd.isna(source) else int(source)
+        is_padded = not pd.isna(captured) and captured > frames
+        may_pad = _may_pad(target, int(frames), kept or 0, is_padded, str(reason), transitions)
+        whole_state = str(state) if kept is None else suffix_state(str(state), kept)
+        for values, value in zip(columns.values(), (target, whole_state, int(rows), int(frames), may_pad, int(n)), strict=True):
+            values.append(value)
+    return traffic_table(columns)
+
+
+def _may_pad(target_id: str, frames: int, kept: int, is_padded: bool, reason: str, transitions: TransitionTable | None) -> bool:
+    if target_id == STATELESS_TARGET_ID or is_padded:
         return True
-    if transitions is None or kind.reason is FallbackReason.SHAPE_NOT_COVERED:
+    if transitions is None or reason == FallbackReason.SHAPE_NOT_COVERED:
         return False
-    kept = int(getattr(key, "source", 0))
-    step = transitions.after(kept, key.frames - kept)
-    return step is not None and key.frames - kept < step.new_frames
+    step = transitions.after(kept, frames - kept)
+    return step is not None and frames - kept < step.new_frames
 
 
 def traffic_table(data: pd.DataFrame | Mapping[str, Sequence[Any]]) -> pd.DataFrame:
