@@ -64,7 +64,7 @@ def test_a_table_of_calls_holds_the_same_traffic_as_the_statistics(counts: dict[
 
 def test_calls_without_shapes_or_columns_are_refused() -> None:
     calls = coverage_table(StatsSnapshot({CallKind(STATELESS, Descriptor(1, 5), reason=FallbackReason.NO_GRAPH): 7}))
-    with pytest.raises(InputError, match="lacks reason, calls. It needs target"):
+    with pytest.raises(InputError, match=r"lacks reason, calls\. It needs target"):
         traffic_of_calls(calls.drop(columns=["reason", "calls"]))
     with pytest.raises(InputError, match="7 calls have no shape"):
         traffic_of_calls(calls.assign(frames=pd.array([pd.NA], dtype="Int64")))
