@@ -416,6 +416,37 @@ class LifecycleContract(ManagerSuite):
             manager.clear()
         assert (target.is_bound, manager.entries()) == (False, [])
 
+    def test_a_buffer_that_is_bound_anew_is_refused(
+        self, backend: GraphBackend, make: MakeManager, target: Target[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The graph would go on reading the old tensor, and answer with old values without a word."""
+        manager = make(target)
+        manager.capture()
+        x = self.x(backend)
+        expected = target(x)
+
+        def rebind(descriptor: Descriptor, buffers: Any, x: Tensor) -> None:
+            buffers["x"] = x
+
+        with monkeypatch.context() as patch:
+            patch.setattr(target.routine, "copy_runtime_inputs", rebind)
+            with pytest.raises(LifecycleError, match=r"static buffers 'x' cannot be replaced.*Copy into them: buffers\[name\]\.copy_"):
+                target(x + 1)
+        assert torch.equal(target(x), expected)
+        stats = manager.stats()
+        assert (stats.hits(), stats.replay_errors(), stats.fallbacks()) == (2, 1, 0)
+
+    @pytest.mark.parametrize(
+        "change", ["del b['x']", "b.update(x=1)", "b.pop('x')", "b.popitem()", "b.clear()", "b |= {}", "b.setdefault('y', 1)"]
+    )
+    def test_buffers_keep_their_names(self, make: MakeManager, target: Target[Any], change: str) -> None:
+        manager = make(target)
+        manager.capture()
+        buffers = manager.entries()[0].buffers
+        with pytest.raises(LifecycleError, match="cannot be replaced"):
+            exec(change, {"b": buffers})
+        assert list(buffers) == ["x"]
+
     @pytest.mark.parametrize("step", ["copy_runtime_inputs", "output_after_replay"])
     def test_a_target_called_during_a_replay_runs_eager(
         self, backend: GraphBackend, make: MakeManager, target: Target[Any], step: str

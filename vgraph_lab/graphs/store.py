@@ -12,6 +12,7 @@ from vgraph_lab.config import VocoderGraphSettings
 from vgraph_lab.errors import FallbackReason, OutOfBudgetError, VGraphLabError
 
 from .backends.base import GraphBackend
+from .buffers import StaticBuffers
 from .capture import capture_entry
 from .descriptor import Descriptor
 from .entry import GraphEntry, Rejection
@@ -155,7 +156,7 @@ class GraphStore:
         # A capture takes pool memory, and on the CPU backend it runs there. Buffers and outputs made in inference mode could not
         # be written outside of it.
         with self.pool.exclusive(), torch.inference_mode(False):
-            buffers = target.routine.allocate_buffers(descriptor)
+            buffers = StaticBuffers(target.routine.allocate_buffers(descriptor))
             shared = [dict(entry.buffers) for entry in self.in_capture_order()]
             static_bytes = nbytes([*shared, dict(buffers)]) - nbytes(shared)
             self._check_budget(static_bytes, descriptor)
