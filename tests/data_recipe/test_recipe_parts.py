@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lab_recipe import corpus, crops, discriminator, losses, model, quantizer, real_speech, schedule, sentences
 from lab_recipe.config import RecipeConfig
@@ -306,7 +306,6 @@ def test_wordnet_must_be_there(tmp_path: Path) -> None:
         sentences.wordnet_utterances(tmp_path)
 
 
-@settings(deadline=None)  # the first example imports scipy
 @given(st.integers(0, 500))
 def test_a_spoken_utterance_follows_from_its_index(index: int) -> None:
     asked: list[float] = []

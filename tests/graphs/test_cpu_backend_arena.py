@@ -57,7 +57,7 @@ def best_fit(segments: tuple[PoolSegment, ...], nbytes: int) -> int | None:
     return min(fitting)[-1] if fitting else None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.one_of(SIZES, st.integers(-40, -1)), max_size=40))
 def test_any_sequence_of_allocations_and_deaths(steps: list[int]) -> None:
     """A positive step allocates that many bytes; a negative one lets the tensor die that many places from the end."""

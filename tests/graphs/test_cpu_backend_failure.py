@@ -140,7 +140,7 @@ def test_a_refusal_keeps_no_tensor_alive(cpu_backend: CpuGraphBackend) -> None:
     assert sys.getrefcount(x) <= before
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     sizes=st.lists(st.integers(1, 600_000), min_size=1, max_size=12),
     kept=st.sets(st.integers(0, 11)),

@@ -65,7 +65,7 @@ def test_a_long_chain_needs_a_few_blocks(cpu_backend: CpuGraphBackend, cpu_pool:
     assert cpu_pool.live_bytes == -(-output.numel() * 4 // 512) * 512
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(sizes=st.lists(st.integers(1, 700_000), min_size=2, max_size=4), seed=st.integers(0, 99))
 def test_graphs_of_one_pool_replay_in_any_order(sizes: list[int], seed: int) -> None:
     pool = ArenaPool()

@@ -42,7 +42,7 @@ def run(program: list[Step], x: Tensor, state: Tensor) -> Live:
     return [tensor + 0 for tensor in live[2:]] + live[2:]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     program=st.lists(st.tuples(st.integers(0, len(STEPS) - 1), st.integers(0, 9), st.integers(0, 9)), max_size=25),
     seed=st.integers(0, 99),

@@ -17,7 +17,7 @@ class TestCpu(GenerationContract):
     def backend(self) -> GraphBackend:
         return create_backend("cpu")
 
-    @hypothesis_settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @hypothesis_settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         calls=st.lists(st.tuples(st.sampled_from([0, 1]), st.integers(3, 9)), max_size=40),
         cap=st.integers(1, 3),

@@ -99,14 +99,14 @@ def streamed(draw: st.DrawFn) -> tuple[ConnectorConfig, pd.DataFrame]:
     return connector, traffic_table(pd.DataFrame(rows, columns=columns))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(case=streamed())
 def test_streaming_export_does_what_was_predicted(tiny_decoder: Code2WavDecoder, case: tuple[ConnectorConfig, pd.DataFrame]) -> None:
     connector, traffic = case
     check_export(tiny_decoder, traffic, StreamingGrid(connector, W))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(calls=st.dictionaries(st.tuples(st.integers(1, 4), st.integers(1, 160)), st.integers(1, 9), min_size=1, max_size=9))
 def test_stateless_export_does_what_was_predicted(tiny_decoder: Code2WavDecoder, calls: dict[tuple[int, int], int]) -> None:
     traffic = traffic_table(
@@ -120,7 +120,7 @@ def test_stateless_export_does_what_was_predicted(tiny_decoder: Code2WavDecoder,
     check_export(tiny_decoder, traffic, StatelessGrid(chunk_frames=20, left_context_frames=4))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(case=streamed())
 def test_free_graphs_do_what_was_predicted(tiny_decoder: Code2WavDecoder, case: tuple[ConnectorConfig, pd.DataFrame]) -> None:
     connector, traffic = case

@@ -139,7 +139,7 @@ def streamed(draw: st.DrawFn) -> tuple[list[Call], Costs]:
     return listed, costs_of(shapes, lambda _: draw(some_costs))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(streamed())
 def test_streaming_front_is_the_brute_force_front(case: tuple[list[Call], Costs]) -> None:
     calls, costs = case
@@ -168,7 +168,7 @@ def whole_utterances(draw: st.DrawFn) -> tuple[list[Call], Costs]:
 GRID = StatelessGrid(chunk_frames=20, left_context_frames=4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(whole_utterances())
 def test_stateless_front_is_the_brute_force_front(case: tuple[list[Call], Costs]) -> None:
     calls, costs = case
@@ -218,7 +218,7 @@ WIDE_THEN_NARROW: list[Call] = [(SUFFIX, "icl 2", 2, 10, False, 1), (SUFFIX, "ic
 """With B2×T10 and B1×T5, the last of these calls is served by the first of these graphs."""
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(for_any_graphs())
 @example((WIDE_THEN_NARROW, dict.fromkeys(candidates(WIDE_THEN_NARROW), (1, 0, 1, 0, 0)) | {(SUFFIX, "icl 2", 2, 5): (9, 9, 9, 0, 0)}))
 def test_free_front_is_the_brute_force_front(case: tuple[list[Call], Costs]) -> None:

@@ -105,7 +105,7 @@ def test_long_references_are_told_apart(tiny_folder):
     assert others["misses"].tolist() == [1, 1]
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=5), min_size=1, max_size=3),
     reference=st.sampled_from([0, 1, 7, 16, 18]),

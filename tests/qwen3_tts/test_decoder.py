@@ -103,7 +103,7 @@ def test_causality(tiny_decoder: Code2WavDecoder) -> None:
     assert not torch.equal(before[..., cut : cut + 1920], after[..., cut : cut + 1920])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(frames=st.integers(1, 24), extra=st.integers(1, 24), batch=st.integers(1, 3), seed=st.integers(0, 99))
 def test_padding_on_the_right_changes_nothing(frames: int, extra: int, batch: int, seed: int) -> None:
     decoder = random_decoder(SMALL, seed=3)
@@ -173,7 +173,7 @@ def test_attention_equals_its_formula() -> None:
     assert torch.allclose(out[0], layer.o_proj(torch.stack(rows)), atol=1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(frames=st.integers(2, 20), split=st.data())
 def test_cached_keys_continue_a_sequence(frames: int, split: st.DataObject) -> None:
     """Prefix, then suffix with the prefix's keys and values, equals the whole; the cache is not modified."""

@@ -52,7 +52,7 @@ def test_exact_shapes_are_bit_equal(
         assert torch.equal(captured[0](c), decoder(c))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batch=st.integers(1, 4), frames=st.integers(1, 20), seed=st.integers(0, 999), fill=st.integers(0, 31))
 def test_any_shape_equals_eager(
     captured: tuple[Target[Tensor], VocoderCUDAGraphManager], decoder: Code2WavDecoder, batch: int, frames: int, seed: int, fill: int
@@ -129,7 +129,7 @@ def test_golden_windows_through_graphs(tiny_folder: Path, tiny_decoder: Code2Wav
         assert (wave - eager).abs().max() < 2e-4
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(frames=st.integers(1, 60), chunk=st.integers(1, 20), context=st.integers(0, 10))
 def test_windows_are_those_of_the_published_loop(frames: int, chunk: int, context: int) -> None:
     """The published loop, written out: context is what lies before the window, at most left_context frames."""

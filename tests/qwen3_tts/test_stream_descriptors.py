@@ -37,7 +37,7 @@ def zeros(rows: int, frames: int) -> torch.Tensor:
     return torch.zeros(rows, 16, frames, dtype=torch.int64)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(connector=connectors, sizes=batch_sizes)
 def test_keys_round_trip(decoder: Code2WavDecoder, connector: ConnectorConfig, sizes: list[int]) -> None:
     path = StreamingPath(decoder, connector, batch_sizes=sizes, largest_batch=max(sizes), max_requests=2)

@@ -52,7 +52,7 @@ def alone() -> Iterator[GPUGenerationModelRunner]:
         yield ready
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(plans=st.lists(streams, min_size=6, max_size=12), events=events)
 def test_interleavings(
     runner: GPUGenerationModelRunner,

@@ -67,7 +67,7 @@ def small() -> Code2WavDecoder:
     return random_decoder(SMALL, seed=4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), reference=st.sampled_from([0, 12]), seed=st.integers(0, 99))
 def test_chunks_equal_the_whole_until_the_window_rolls(small: Code2WavDecoder, data: st.DataObject, reference: int, seed: int) -> None:
     """While at most W − 2 frames are kept nothing is forgotten, so every chunking gives the whole utterance's samples."""
@@ -93,7 +93,7 @@ def test_the_state_stays_bounded(small: Code2WavDecoder) -> None:
     assert suffix.conv.shape == (2, SMALL.sliding_window - 2, 16)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(reference=st.integers(10, 15), seed=st.integers(0, 99))
 def test_left_padding_does_not_reach_new_samples(small: Code2WavDecoder, reference: int, seed: int) -> None:
     """Masked, zeroed, and only shifted for the rotary angles. (Ten hidden frames are what a sample depends on at most.)"""

@@ -150,7 +150,7 @@ schedules = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(schedule=schedules)
 def test_every_schedule_has_one_arrow_per_transition_and_no_two_states_in_one_place(schedule):
     with look():
