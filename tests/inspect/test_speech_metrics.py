@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from functools import cache
 from itertools import pairwise
 
@@ -13,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vgraph_lab.errors import InputError, MissingExtraError
+from vgraph_lab.errors import InputError
 from vgraph_lab.inspect.speech_metrics import level_dbfs, log_mel_distance, mel_filters, stoi, word_errors
 
 
@@ -67,12 +66,6 @@ def test_intelligibility_falls_with_noise() -> None:
 
 def test_the_intelligibility_of_too_little_speech_is_unknown() -> None:
     assert math.isnan(stoi(noise(4000), noise(4000)))
-
-
-def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pystoi", None)
-    with pytest.raises(MissingExtraError, match=r"pystoi.*pip install -e '\.\[voice\]'"):
-        stoi(noise(), noise())
 
 
 @pytest.mark.parametrize("metric", [log_mel_distance, stoi])

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from vgraph_lab import bundled
 from vgraph_lab.errors import CheckpointError, InputError
-from vgraph_lab.qwen3_tts.audio import read_audio
+from vgraph_lab.qwen3_tts.audio import read_audio, read_audio_start
 from vgraph_lab.qwen3_tts.codes import read_codes
-from vgraph_lab.qwen3_tts.encoder import LabEncoder, load_encoder, nearest_codes
+from vgraph_lab.qwen3_tts.encoder import LabEncoder, encode_audio_file, load_encoder, nearest_codes
 
 FOLDER = bundled.checkpoint_folder()
 FRAME = 1920
@@ -320,3 +320,68 @@ def test_rates_that_no_recording_has_fail(tmp_path: Path, rate: int) -> None:
     assert read_audio(tmp_path / "a.wav", sample_rate=4_000).shape == (2_000,)
     with pytest.raises(InputError, match=f"sample_rate is {rate}; accepted are 1 to 1000000 Hz"):
         read_audio(tmp_path / "a.wav", sample_rate=rate)
+
+
+# --------------------------------------------------------------------------------------------------- one's own recordings
+
+
+def test_the_start_of_a_recording(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.wav", tone(48_000, seconds=2.5), 48_000, subtype="FLOAT")
+    wav, seconds = read_audio_start(tmp_path / "a.wav", seconds=1.0)
+    assert (wav.shape, seconds) == ((24_000,), 2.5)
+    np.testing.assert_allclose(wav[600:-600], read_audio(tmp_path / "a.wav")[600:23_400], atol=1e-6)
+    whole, seconds = read_audio_start(tmp_path / "a.wav", seconds=2.5)
+    np.testing.assert_array_equal(whole, read_audio(tmp_path / "a.wav"))
+    for limit in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(InputError, match="a finite number above 0 is needed"):
+            read_audio_start(tmp_path / "a.wav", seconds=limit)
+
+
+def test_a_recording_becomes_codes(tmp_path: Path, encoder: LabEncoder) -> None:
+    stereo = np.stack((tone(44_100, seconds=0.5), np.zeros(22_050)), axis=1)
+    soundfile.write(tmp_path / "a.flac", stereo, 44_100)
+    found = encode_audio_file(tmp_path / "a.flac", encoder=encoder)
+    assert torch.equal(found.codes, encoder.encode(read_audio(tmp_path / "a.flac"))[0].cpu())
+    assert (found.codes.shape, found.codes.dtype) == ((16, 7), torch.int64)
+    assert (found.encoded_s, found.cut_s, found.note) == (0.5, 0.0, "")
+    assert repr(found) == "EncodedAudio(a.flac: 0.50 s, codes [16, 7])"
+
+
+def test_what_is_cut_off_is_said(tmp_path: Path, encoder: LabEncoder) -> None:
+    soundfile.write(tmp_path / "a.wav", tone(24_000, seconds=1.5), 24_000)
+    found = encode_audio_file(tmp_path / "a.wav", encoder=encoder, max_seconds=0.8)
+    assert (found.codes.shape, found.encoded_s, found.source_s) == ((16, 10), 0.8, 1.5)
+    assert found.cut_s == pytest.approx(0.7)
+    assert found.note == "a.wav: the first 0.8 s of 1.5 s were encoded. Raise max_seconds for more."
+    assert repr(found) == "EncodedAudio(a.wav: 0.80 s of 1.50 s, codes [16, 10])"
+
+
+def test_ten_minutes_are_cut_without_being_read(tmp_path: Path, encoder: LabEncoder) -> None:
+    with soundfile.SoundFile(tmp_path / "a.wav", "w", 24_000, 1, "PCM_16") as file:
+        for _ in range(60):
+            file.write(tone(24_000, seconds=10))
+    wav, seconds = read_audio_start(tmp_path / "a.wav")
+    assert (len(wav), seconds) == (30 * 24_000, 600)
+    assert encode_audio_file(tmp_path / "a.wav", encoder=encoder, max_seconds=0.5).cut_s == pytest.approx(599.5)
+
+
+@pytest.mark.parametrize("samples", [1, 48_000])
+def test_silence_and_one_sample_become_codes(tmp_path: Path, encoder: LabEncoder, samples: int) -> None:
+    soundfile.write(tmp_path / "a.wav", np.zeros(samples), 24_000)
+    found = encode_audio_file(tmp_path / "a.wav", encoder=encoder)
+    assert found.codes.shape == (16, -(-samples // 1_920))
+    assert found.codes.min() >= 0
+
+
+@pytest.mark.parametrize("kind", ["text", "nan", "empty", "missing", "folder"])
+def test_recordings_that_cannot_be_encoded_fail(tmp_path: Path, encoder: LabEncoder, kind: str) -> None:
+    path = tmp_path / "a.wav"
+    if kind == "text":
+        path.write_text("this is not audio")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind != "missing":
+        soundfile.write(path, np.array([0.0, np.nan])[: 2 * (kind == "nan")], 24_000, subtype="FLOAT")
+    message = {"text": "cannot be read as audio", "nan": "NaN or infinity", "empty": "no samples"}.get(kind, "is not a file")
+    with pytest.raises(InputError, match=message):
+        encode_audio_file(path, encoder=encoder)

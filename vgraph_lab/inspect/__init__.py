@@ -1,14 +1,22 @@
 """Tables and measures: what was captured, whether calls hit it, and whether it sounds the same."""
 
+from .abx import ABXResult, ABXTest, ABXTrial
 from .anatomy import Anatomy, anatomy
 from .audio import EXACT, Tolerance, Verdict, WaveformDifference, tolerance_for, verdict, waveform_difference
+from .audio_set import AudioSet
+from .binomial import trials_needed
 from .coverage import Drift, coverage_summary, coverage_table, drift, uncovered_shapes
 from .entries import entries_table
+from .filters import with_anchor
 from .ledger import estimate_table, ledger_table
+from .limits import ListeningLimits, limits_for
+from .listening import audio_set_of, listening_table
+from .mushra import MushraResult, MushraTest
 from .parity import Comparison, compare_with_eager, parity_table
 from .recording import Recording, read_memory, record
 from .records import CaptureFigures, MemoryReading
 from .request_life import RequestLife, play_request, state_table
+from .seams import seam_table
 from .segments import segments_table
 from .stream_calls import calls_between
 from .stream_parity import StreamComparison, chunk_differences, compare_streams
@@ -19,12 +27,19 @@ from .transitions import transition_table
 
 __all__ = [
     "EXACT",
+    "ABXResult",
+    "ABXTest",
+    "ABXTrial",
     "Anatomy",
+    "AudioSet",
     "CaptureFigures",
     "CaptureSummary",
     "Comparison",
     "Drift",
+    "ListeningLimits",
     "MemoryReading",
+    "MushraResult",
+    "MushraTest",
     "Recording",
     "RequestLife",
     "StreamComparison",
@@ -34,6 +49,7 @@ __all__ = [
     "Verdict",
     "WaveformDifference",
     "anatomy",
+    "audio_set_of",
     "calls_between",
     "chunk_differences",
     "compare_streams",
@@ -44,10 +60,13 @@ __all__ = [
     "entries_table",
     "estimate_table",
     "ledger_table",
+    "limits_for",
+    "listening_table",
     "parity_table",
     "play_request",
     "read_memory",
     "record",
+    "seam_table",
     "segments_table",
     "state_table",
     "summarise",
@@ -55,7 +74,9 @@ __all__ = [
     "timeline_table",
     "tolerance_for",
     "transition_table",
+    "trials_needed",
     "uncovered_shapes",
     "verdict",
     "waveform_difference",
+    "with_anchor",
 ]

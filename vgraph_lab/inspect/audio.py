@@ -114,7 +114,9 @@ def waveform_difference(reference: Waveform, candidate: Waveform) -> WaveformDif
 
 
 def _checked(name: str, waveform: Waveform) -> Tensor:
-    tensor = waveform.detach() if isinstance(waveform, Tensor) else torch.from_numpy(np.ascontiguousarray(waveform))
+    if not isinstance(waveform, Tensor):  # torch takes neither strides below 0 nor, without a warning, what is read-only
+        waveform = torch.from_numpy(np.require(waveform, requirements=["C", "W"]))
+    tensor = waveform.detach()
     if tensor.dtype not in _BITS:
         raise InputError(f"{name} is {tensor.dtype}; a waveform is floating point with full scale ±1.")
     if tensor.dim() == 0 or tensor.numel() == 0:

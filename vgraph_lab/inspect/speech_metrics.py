@@ -14,13 +14,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vgraph_lab.errors import InputError, MissingExtraError
+from vgraph_lab.errors import InputError
 
-__all__ = ["level_dbfs", "log_mel_distance", "mel_filters", "stoi", "word_errors"]
+__all__ = [
+    "level_dbfs",
+    "log_mel_distance",
+    "log_spectral_distance_db",
+    "mel_filters",
+    "si_sdr_db",
+    "stoi",
+    "stoi_or_reason",
+    "word_errors",
+]
 
 _SCALES = ((2048, 128), (1024, 96), (512, 64))  # FFT size [samples], mel bands
 _LOWEST_HZ = 30.0
 _LOG_FLOOR = 1e-4  # 80 dB below full scale
+_SPECTRUM_SAMPLES, _QUIETEST_DB = 1024, -100.0
+_SHORTEST_STOI_S = 0.4  # 30 frames of 12.8 ms at 10 kHz, and a little
 
 
 def level_dbfs(wav: Tensor) -> float:
@@ -68,24 +79,77 @@ def _log_mel(wav: Tensor, fft_size: int, num_bands: int, sample_rate: int) -> Te
     return torch.log10(mel_filters(fft_size, num_bands, sample_rate) @ (spectrum.abs() / (fft_size / 4)) + _LOG_FLOOR)
 
 
+def log_spectral_distance_db(reference: Tensor, decoded: Tensor) -> float:
+    """Distance of power spectra in dB: root mean square over the bins of a frame, averaged over the frames.
+
+    Hann windows of 1024 samples every 256 (``torchaudio.transforms.Spectrogram``, power); both are silence beyond their
+    ends. Levels below −100 dBFS per bin count as −100 dBFS, so that what nobody hears weighs nothing; silence equals silence.
+
+    Raises:
+        InputError: the waveforms differ in shape or are not [samples].
+    """
+    _check_pair(reference, decoded)
+    a, b = _spectrum_db(reference), _spectrum_db(decoded)
+    return float((a - b).square().mean(dim=0).sqrt().mean())
+
+
+def _spectrum_db(wav: Tensor) -> Tensor:
+    from torchaudio.transforms import Spectrogram  # only where it is needed: the import takes a while
+
+    spectrum = Spectrogram(_SPECTRUM_SAMPLES, hop_length=_SPECTRUM_SAMPLES // 4, power=2.0, pad_mode="constant")(wav.float())
+    full_scale = (_SPECTRUM_SAMPLES / 4) ** 2  # of a sine: its amplitude over two, times the sum of the window
+    return 10 * torch.log10((spectrum / full_scale).clamp(min=10 ** (_QUIETEST_DB / 10)))
+
+
+def si_sdr_db(reference: Tensor, decoded: Tensor) -> tuple[float, str]:
+    """Scale-invariant signal-to-distortion ratio in dB (Le Roux et al. 2019; torchmetrics), and why it is missing, if so.
+
+    inf for waveforms that are equal up to nothing at all; NaN if either is silence, which has no scale.
+
+    Raises:
+        InputError: the waveforms differ in shape or are not [samples].
+    """
+    _check_pair(reference, decoded)
+    if not bool(reference.any()) or not bool(decoded.any()):
+        which = "both are" if not bool(reference.any()) and not bool(decoded.any()) else "one is"
+        return math.nan, f"SI-SDR: {which} silence"
+    if torch.equal(reference, decoded):
+        return math.inf, ""
+    from torchmetrics.functional.audio import scale_invariant_signal_distortion_ratio  # the import takes seconds
+
+    # torchmetrics adds an epsilon to every energy, which must not weigh on quiet speech
+    scale = float(reference.abs().max())
+    return float(scale_invariant_signal_distortion_ratio(decoded.double() / scale, reference.double() / scale)), ""
+
+
 def stoi(reference: Tensor, decoded: Tensor, *, sample_rate: int = 24_000) -> float:
     """Short-time objective intelligibility (Taal et al. 2011), up to 1; NaN if less than 0.4 s of it is speech.
 
     Raises:
         InputError: the waveforms differ in shape or are not [samples].
-        MissingExtraError: pystoi is not installed.
+    """
+    return stoi_or_reason(reference, decoded, sample_rate=sample_rate)[0]
+
+
+def stoi_or_reason(reference: Tensor, decoded: Tensor, *, sample_rate: int = 24_000) -> tuple[float, str]:
+    """:func:`stoi`, and why it is NaN; empty if it is not.
+
+    Raises:
+        InputError: the waveforms differ in shape or are not [samples].
     """
     _check_pair(reference, decoded)
-    try:
-        import pystoi
-    except ImportError:
-        raise MissingExtraError("pystoi", "voice", "Measuring intelligibility") from None
+    if len(reference) < _SHORTEST_STOI_S * sample_rate:
+        return math.nan, f"STOI: {len(reference) / sample_rate:.2f} s are shorter than {_SHORTEST_STOI_S} s"
+    if not bool(reference.any()):
+        return math.nan, "STOI: the reference is silence"
+    import pystoi  # only where it is needed: the import takes a while
+
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Not enough STFT frames", category=RuntimeWarning)
         try:
-            return float(pystoi.stoi(reference.numpy(), decoded.numpy(), sample_rate))
+            return float(pystoi.stoi(reference.numpy(), decoded.numpy(), sample_rate)), ""
         except RuntimeWarning:
-            return math.nan
+            return math.nan, f"STOI: less than {_SHORTEST_STOI_S} s of it is speech"
 
 
 def word_errors(reference: Sequence[str], heard: Sequence[str]) -> int:

@@ -71,7 +71,6 @@ def measure_voice(
 
     Raises:
         CheckpointError, CodesError, InputError: what is to be read is missing or damaged, or does not fit.
-        MissingExtraError: pystoi is not installed.
     """
     table, _ = _measure(folder, clips, codes_from, levels, recogniser, device, progress)
     return table

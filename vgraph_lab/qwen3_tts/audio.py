@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import soundfile
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from vgraph_lab.errors import InputError
 
-__all__ = ["read_audio"]
+__all__ = ["read_audio", "read_audio_start"]
 
 _HIGHEST_RATE_HZ = 1_000_000
 
@@ -29,7 +30,27 @@ def read_audio(path: str | Path, *, sample_rate: int = 24_000, max_seconds: floa
     Raises:
         InputError: a rate out of range, no such file, not audio, empty, longer than ``max_seconds``, or with NaN or infinity in it.
     """
-    path = Path(path)
+    wav, _ = _read(Path(path), sample_rate, longest_s=max_seconds, read_s=None)
+    return wav
+
+
+def read_audio_start(path: str | Path, *, sample_rate: int = 24_000, seconds: float = 30.0) -> tuple[Tensor, float]:
+    """The beginning of a recording of any length, as :func:`read_audio` gives it, and how long the whole one is in seconds.
+
+    Args:
+        path: as there.
+        sample_rate: as there.
+        seconds: how much to read at most, above 0; the rest stays unread.
+
+    Raises:
+        InputError: see :func:`read_audio`; or ``seconds`` is none.
+    """
+    if not seconds > 0 or not math.isfinite(seconds):
+        raise InputError(f"seconds is {seconds!r}; a finite number above 0 is needed.")
+    return _read(Path(path), sample_rate, longest_s=None, read_s=seconds)
+
+
+def _read(path: Path, sample_rate: int, *, longest_s: float | None, read_s: float | None) -> tuple[Tensor, float]:
     if not 1 <= sample_rate <= _HIGHEST_RATE_HZ:
         raise InputError(f"sample_rate is {sample_rate}; accepted are 1 to {_HIGHEST_RATE_HZ} Hz. The codec's is 24000.")
     if not path.is_file():
@@ -37,9 +58,10 @@ def read_audio(path: str | Path, *, sample_rate: int = 24_000, max_seconds: floa
     try:
         info = soundfile.info(path)
         seconds = info.frames / info.samplerate
-        if max_seconds is not None and seconds > max_seconds:
-            raise InputError(f"{path} lasts {seconds:.1f} s; the limit is {max_seconds:g} s. Cut it, or pass max_seconds=None.")
-        samples, source_rate = soundfile.read(path, dtype="float32", always_2d=True)
+        if longest_s is not None and seconds > longest_s:
+            raise InputError(f"{path} lasts {seconds:.1f} s; the limit is {longest_s:g} s. Cut it, or pass max_seconds=None.")
+        frames = -1 if read_s is None else max(1, math.ceil(read_s * info.samplerate))
+        samples, source_rate = soundfile.read(path, frames=frames, dtype="float32", always_2d=True)
     except soundfile.LibsndfileError as error:
         raise InputError(
             f"{path} cannot be read as audio ({error}). Accepted are the formats of libsndfile: WAV, FLAC, Ogg, MP3, AIFF, AU and others; "
@@ -54,4 +76,6 @@ def read_audio(path: str | Path, *, sample_rate: int = 24_000, max_seconds: floa
         from torchaudio.functional import resample  # only where it is needed: the import takes a while
 
         wav = resample(wav, source_rate, sample_rate)
-    return wav.contiguous()
+    if read_s is not None:
+        wav = wav[: max(1, round(read_s * sample_rate))]
+    return wav.contiguous(), seconds

@@ -7,6 +7,7 @@ The network's weights are in ``encoder.safetensors``; projections and codebooks 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,15 +17,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from vgraph_lab import bundled
 from vgraph_lab.errors import CheckpointError, InputError, did_you_mean
 from vgraph_lab.graphs.backends import checked_device
 
+from .audio import read_audio_start
 from .checkpoint import as_float32, read_tensors
 from .encoder_network import EncoderGeometry, EncoderNetwork
 from .geometry import TokenizerConfig
 from .quantizer import SplitResidualVectorQuantizer
 
-__all__ = ["LabEncoder", "load_encoder", "nearest_codes"]
+__all__ = ["EncodedAudio", "LabEncoder", "encode_audio_file", "load_encoder", "nearest_codes"]
 
 _TENSORS_NAME = "encoder.safetensors"
 _QUANTIZER_PREFIX = "decoder.quantizer."
@@ -173,6 +176,65 @@ def load_encoder(folder: str | Path, device: str | torch.device = "cpu", dtype: 
     }
     quantizer = _loaded(lambda: SplitResidualVectorQuantizer(decoder), stored, root / "model.safetensors")
     return LabEncoder(network.to(place, dtype), quantizer.to(place)).eval().requires_grad_(False)
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedAudio:
+    """A recording as codes.
+
+    Attributes:
+        path: the file.
+        codes: int64 [num_quantizers, frames] on the CPU.
+        wav: what was encoded: mono float32 [samples] at ``sample_rate``, without the silence that fills the last frame.
+        sample_rate: in Hz, of the codec.
+        source_s: length of the whole file in seconds.
+    """
+
+    path: Path
+    codes: Tensor
+    wav: Tensor
+    sample_rate: int
+    source_s: float
+
+    @property
+    def encoded_s(self) -> float:
+        """Seconds that were encoded."""
+        return len(self.wav) / self.sample_rate
+
+    @property
+    def cut_s(self) -> float:
+        """Seconds at the end of the file that were not encoded; 0 if it was encoded whole."""
+        rest = self.source_s - self.encoded_s
+        return rest if rest > 1 / self.sample_rate else 0.0  # resampling rounds the length
+
+    @property
+    def note(self) -> str:
+        """What was cut off, for people; empty if nothing was."""
+        if not self.cut_s:
+            return ""
+        return f"{self.path.name}: the first {self.encoded_s:g} s of {self.source_s:.1f} s were encoded. Raise max_seconds for more."
+
+    def __repr__(self) -> str:
+        cut = f" of {self.source_s:.2f} s" if self.cut_s else ""
+        return f"EncodedAudio({self.path.name}: {self.encoded_s:.2f} s{cut}, codes {list(self.codes.shape)})"
+
+
+def encode_audio_file(path: str | Path, *, encoder: LabEncoder | None = None, max_seconds: float = 30.0) -> EncodedAudio:
+    """Encode a recording of one's own: channels are averaged, other rates are resampled, and a long one is cut.
+
+    Args:
+        path: WAV, FLAC, Ogg, MP3 or another format of libsndfile. Silence is as good as anything.
+        encoder: the bundled checkpoint's by default.
+        max_seconds: where to cut; the result's ``note`` says what was cut off.
+
+    Raises:
+        InputError: no such file, not audio, empty, with NaN or infinity in it, or a limit that is no positive number.
+        CheckpointError: there is no bundled checkpoint.
+    """
+    encoder = encoder or load_encoder(bundled.checkpoint_folder())
+    wav, source_s = read_audio_start(path, sample_rate=encoder.sample_rate, seconds=max_seconds)
+    codes = encoder.encode(wav, sample_rate=encoder.sample_rate)[0].cpu()
+    return EncodedAudio(Path(path), codes, wav, encoder.sample_rate, source_s)
 
 
 def _read_encoder_tensors(root: Path) -> dict[str, Tensor]:
