@@ -90,7 +90,7 @@ def test_bad_entries_give_a_message_and_lose_nothing(captured_panel, field, text
     panel.button.click()  # the button shows the same and raises nothing
     getattr(panel, field).value = good
     assert re.search(message, panel.message)
-    assert "The last capture is still in place" in panel._outcome.value
+    assert "The last capture is still in place" in panel._notice.value
     assert panel.button.disabled is False
     assert (panel.manager, panel.target, panel.report) == (manager, target, report)
     assert manager.state is ManagerState.READY
@@ -101,12 +101,12 @@ def test_bad_entries_give_a_message_and_lose_nothing(captured_panel, field, text
 def test_a_message_is_escaped_and_goes_with_the_next_success(panel):
     panel.checkpoint.value, good = "<img src=x>", panel.checkpoint.value
     panel.button.click()
-    assert "<img" not in panel._outcome.value
-    assert "still in place" not in panel._outcome.value  # nothing was captured before
+    assert "<img" not in panel._notice.value
+    assert "still in place" not in panel._notice.value  # nothing was captured before
     panel.checkpoint.value = good
     panel.run()
     assert panel.message == ""
-    assert 'role="alert"' not in panel._outcome.value
+    assert 'role="alert"' not in panel._notice.value
 
 
 def test_running_again_replaces_the_last_capture_and_leaves_no_memory(panel):

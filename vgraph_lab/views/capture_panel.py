@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from vgraph_lab.qwen3_tts.stateless import stateless_target
 from .capture_settings import BUNDLED, CaptureSettings
 from .html import escape, styled
 from .progress import ProgressWidget
+from .weak import on_click
 
 __all__ = ["CapturePanel"]
 
@@ -54,6 +53,7 @@ class CapturePanel:
         target: the Target ``qwen3_tts.stateless`` of the last capture.
         manager: its Manager.
         report: its CaptureReport.
+        widget: what is displayed.
 
     Raises:
         BackendError: this machine has no such backend.
@@ -76,7 +76,7 @@ class CapturePanel:
         self.target: Target[Tensor] | None = None
         self.manager: VocoderCUDAGraphManager | None = None
         self.report: CaptureReport | None = None
-        self._loaded_from: tuple[Path, torch.device] | None = None
+        self._loaded: tuple[tuple[Path, torch.device], Code2WavDecoder] | None = None
 
         wide, label = widgets.Layout(width="min(100%, 46em)"), {"description_width": "9em"}
         self.checkpoint = widgets.Text(
@@ -93,17 +93,14 @@ class CapturePanel:
             description="Capture", button_style="primary", tooltip="Capture these graphs; the last ones are released"
         )
         self.progress = ProgressWidget()
-        self._outcome = widgets.HTML()
-        rows = [
-            self.checkpoint,
-            widgets.HBox([self.backend, widgets.Label(f"auto is {choose_backend().name}: {choose_backend().why}")]),
-            self.frames,
-            self.batch_sizes,
-            widgets.HBox([self.button, self.progress.widget]),
-            self._outcome,
-        ]
-        self.widget = widgets.VBox(rows)
-        self.button.on_click(_weak_click(self))
+        self._notice, self._outcome = widgets.HTML(), widgets.HTML()
+        self._place = widgets.HBox([self.backend, widgets.Label(f"auto is {choose_backend().name}: {choose_backend().why}")])
+        self._actions = widgets.HBox([self.button, self.progress.widget])
+        self.widget = self._layout()
+        on_click(self.button, self.run)
+
+    def _layout(self) -> widgets.Widget:
+        return widgets.VBox([self.checkpoint, self._place, self.frames, self.batch_sizes, self._actions, self._notice, self._outcome])
 
     @property
     def settings(self) -> CaptureSettings:
@@ -127,7 +124,7 @@ class CapturePanel:
         """
         self.button.disabled = True
         self.progress.reset()
-        self._message = self._outcome.value = ""
+        self._say("")
         try:
             report = self._capture(self.settings)
         except BaseException as error:  # an interrupt, too, is told before it goes on
@@ -142,16 +139,24 @@ class CapturePanel:
     def _capture(self, settings: CaptureSettings) -> CaptureReport:
         """Everything that can be refused comes before the last Manager is cleared."""
         backend = create_backend(settings.backend)
-        decoder = self.decoder
-        if decoder is None or self._loaded_from != (settings.checkpoint, backend.device):
-            decoder = load_decoder(settings.checkpoint, backend.device)
-        target = stateless_target(decoder, bucket_frames=settings.frames, batch_sizes=settings.batch_sizes)
-        manager = VocoderCUDAGraphManager(backend, [target], self._policy)
+        decoder = self._load(settings, backend.device)
+        targets = self._targets(decoder, settings)
+        manager = VocoderCUDAGraphManager(backend, targets, self._policy)
         self.close()
-        self.decoder, self._loaded_from = decoder, (settings.checkpoint, backend.device)
-        self.target, self.manager, self.report = target, manager, None
+        self.decoder, self.target, self.manager, self.report = decoder, targets[0], manager, None
+        self._outcome.value = ""
         self.report = manager.capture(progress=self.progress)
         return self.report
+
+    def _load(self, settings: CaptureSettings, device: torch.device) -> Code2WavDecoder:
+        """The decoder of a folder; the same folder is not read again."""
+        wanted = (settings.checkpoint, device)
+        if self._loaded is None or self._loaded[0] != wanted:
+            self._loaded = wanted, load_decoder(*wanted)
+        return self._loaded[1]
+
+    def _targets(self, decoder: Code2WavDecoder, settings: CaptureSettings) -> Sequence[Target[Any]]:
+        return [stateless_target(decoder, bucket_frames=settings.frames, batch_sizes=settings.batch_sizes)]
 
     def close(self) -> None:
         """Clear the Manager: graphs and their memory go, the Target answers eagerly. Safe to call twice."""
@@ -159,9 +164,11 @@ class CapturePanel:
             self.manager.clear()
 
     def _say(self, message: str) -> None:
+        """Show what went wrong; an empty message takes the last one away."""
         kept = "" if self.manager is None or not self.manager.is_ready else "\nThe last capture is still in place."
         self._message = message
-        self._outcome.value = styled(f'<div class="vgl-message" role="alert">{escape(message + kept)}</div>').markup
+        shown = styled(f'<div class="vgl-message" role="alert">{escape(message + kept)}</div>').markup if message else ""
+        self._notice.value = shown
 
     def _static_html(self) -> str:
         choice = choose_backend()
@@ -183,18 +190,3 @@ class CapturePanel:
         return (
             f"CapturePanel({self.checkpoint.value}, {self.backend.value}, frames {self.frames.value}, batch sizes {self.batch_sizes.value})"
         )
-
-
-def _weak_click(panel: CapturePanel) -> Any:
-    """A click handler that does not keep the panel alive: widgets live as long as the kernel, graphs must not."""
-    reference = weakref.ref(panel)
-
-    def click(button: widgets.Button) -> None:
-        live = reference()
-        if live is None:
-            button.disabled, button.description = True, "Run the cell again"
-            return
-        with suppress(VGraphLabError):  # the panel shows its message; anything else goes on to the kernel's log
-            live.run()
-
-    return click

@@ -24,7 +24,7 @@ class CaptureSettings:
     Attributes:
         checkpoint: folder of the checkpoint.
         backend: ``auto``, ``cpu`` or ``cuda``.
-        frames: codec frames per graph.
+        frames: codec frames per graph; none where something else tells them.
         batch_sizes: rows per graph; each is captured for each frame count.
     """
 
@@ -34,8 +34,8 @@ class CaptureSettings:
     batch_sizes: tuple[int, ...]
 
     @classmethod
-    def parse(cls, checkpoint: str, backend: str, frames: str, batch_sizes: str) -> Self:
-        """Settings from text. Whether the folder can be read is found out by reading it.
+    def parse(cls, checkpoint: str, backend: str, frames: str | None, batch_sizes: str) -> Self:
+        """Settings from text; ``frames`` is None where there is no such field. Whether the folder can be read is found out later.
 
         Raises:
             ConfigError: no checkpoint, or sizes that are not whole numbers from 1, each once.
@@ -44,18 +44,19 @@ class CaptureSettings:
         if not folder:
             raise ConfigError(f"Checkpoint is empty. Enter {BUNDLED!r} or a folder with config.json and safetensors.")
         path = checkpoint_folder() if folder == BUNDLED else Path(folder).expanduser()
-        return cls(path, backend, _numbers("Frames per graph", frames), _numbers("Batch sizes", batch_sizes))
+        sizes = () if frames is None else _numbers("Frames per graph", frames, "50, 56, 69")
+        return cls(path, backend, sizes, _numbers("Batch sizes", batch_sizes, "1, 2, 4"))
 
 
-def _numbers(field: str, text: str) -> tuple[int, ...]:
+def _numbers(field: str, text: str, example: str) -> tuple[int, ...]:
     words = text.replace(",", " ").split()
     if not words:
-        raise ConfigError(f"{field} is empty. Enter whole numbers from 1, separated by commas, such as 50, 56, 69.")
+        raise ConfigError(f"{field} is empty. Enter whole numbers from 1, separated by commas, such as {example}.")
     bad = [word for word in words if not (word.isascii() and word.isdigit() and len(word) <= _MOST_DIGITS and int(word) >= 1)]
     if bad:
         raise ConfigError(
             f"{field}: {', '.join(map(repr, bad))} is not a whole number from 1 to {10**_MOST_DIGITS - 1}. "
-            "Separate numbers by commas, such as 50, 56, 69."
+            f"Separate numbers by commas, such as {example}."
         )
     numbers = tuple(map(int, words))
     repeated = sorted({number for number in numbers if numbers.count(number) > 1})

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import html
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-__all__ = ["Html", "escape", "style_sheet", "styled"]
+__all__ = ["Html", "escape", "script", "style_sheet", "styled"]
 
 _STATIC = Path(__file__).parent / "static"
 
@@ -31,6 +32,13 @@ class Html:
 def style_sheet(name: str = "vgl.css") -> str:
     """A style sheet of ``views/static``. Colours follow the surrounding text, so any theme suits it."""
     return (_STATIC / name).read_text(encoding="utf-8")
+
+
+@cache
+def script(*names: str) -> str:
+    """Modules of ``views/static`` as one module, in this order: each may import from those before it."""
+    sources = ((_STATIC / name).read_text(encoding="utf-8") for name in names)
+    return "\n".join(re.sub(r'^import \{[^}]*\} from "\./[\w.]+";\n', "", source, flags=re.MULTILINE) for source in sources)
 
 
 def styled(markup: str) -> Html:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,7 +12,18 @@ import numpy as np
 from vgraph_lab.errors import InputError
 from vgraph_lab.inspect.audio import dbfs, dbfs_text
 
-__all__ = ["Samples", "difference_gain_db", "difference_label", "difference_track", "mono", "peak", "shared_gain"]
+__all__ = [
+    "Difference",
+    "Samples",
+    "difference_between",
+    "difference_gain_db",
+    "difference_label",
+    "difference_track",
+    "gain_text",
+    "mono",
+    "peak",
+    "shared_gain",
+]
 
 Samples: TypeAlias = "np.ndarray[Any, np.dtype[np.floating[Any]]]"
 
@@ -82,3 +94,50 @@ def difference_label(level: float) -> str:
     gain_db = difference_gain_db(level)
     how = f"+{gain_db} dB amplified" if gain_db > 0 else f"−{-gain_db} dB attenuated" if gain_db else "as it is"
     return f"peak {dbfs_text(level)}, {how}"
+
+
+def gain_text(gain: float) -> str:
+    """A shared gain for reading."""
+    return "0 dB" if gain == 1 else f"{20 * math.log10(gain):.1f} dB because a sample exceeds full scale".replace("-", "−")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How a condition differs from the reference, and how that is played.
+
+    Attributes:
+        samples: condition − reference in double precision, [samples]; None if their lengths differ.
+        level: its true peak.
+        gain_db: gain with which it is played, see :func:`difference_gain_db`.
+        label: true level and gain in words, or why there is no track.
+    """
+
+    samples: Samples | None
+    level: float
+    gain_db: int
+    label: str
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether there is nothing to hear: the two are identical, or have no difference track."""
+        return self.samples is None or not self.samples.any()
+
+    @property
+    def played(self) -> Samples:
+        """The samples as they are played, within ±1; empty if there are none."""
+        return np.zeros(0) if self.samples is None else self.samples * 10 ** (self.gain_db / 20)
+
+
+def difference_between(reference: Any, candidate: Any) -> Difference:
+    """The difference track of two waveforms, or the reason why there is none.
+
+    Raises:
+        InputError: see :func:`mono`.
+    """
+    lengths = [len(mono("reference", reference)), len(mono("condition", candidate))]
+    if lengths[0] != lengths[1]:
+        how = f"{abs(lengths[1] - lengths[0]):,} samples {'longer' if lengths[1] > lengths[0] else 'shorter'} than the reference"
+        return Difference(None, 0.0, 0, f"none, {how}")
+    _, _, samples = difference_track(reference, candidate)
+    level = peak(samples)
+    return Difference(samples, level, difference_gain_db(level), difference_label(level))
