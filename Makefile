@@ -7,7 +7,7 @@ export OMP_WAIT_POLICY := PASSIVE
 STAMP := $(VENV)/.installed
 UV_VERSION := 0.9.0
 
-.PHONY: help setup tour test check pytest notebooks lab voice gpu-test lock clean
+.PHONY: help setup tour test check pytest notebooks pages lab voice gpu-test lock clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -38,6 +38,10 @@ pytest: setup ## the tests (two at a time; tests/gpu skips itself without a GPU)
 
 notebooks: setup ## every notebook, verdict lines compared
 	$(BIN)/python -m pytest --nbval-lax --nbval-cell-timeout=600 -p no:xdist -W default notebooks
+
+pages: setup ## run every notebook into a static page, build/pages/*.html
+	$(BIN)/jupyter nbconvert --to html --execute --output-dir build/pages \
+	  --NbConvertBase.display_data_priority="['text/html', 'image/svg+xml', 'image/png', 'text/markdown', 'text/plain']" notebooks/*.ipynb
 
 lab: setup ## open JupyterLab on the notebooks (LAB_ARGS="--no-browser --ip=0.0.0.0" on a remote machine)
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS) notebooks

@@ -192,9 +192,9 @@ def test_envelopes_hold_the_extremes(module, begin, end, columns):
 CELLS = {
     "make": """
 import numpy as np
-from vgraph_lab.inspect.audio_set import AudioSet
-from vgraph_lab.inspect.abx import ABXTest
-from vgraph_lab.inspect.mushra import MushraTest
+from vgraph_lab.inspect.listening.audio_set import AudioSet
+from vgraph_lab.inspect.listening.abx import ABXTest
+from vgraph_lab.inspect.listening.mushra import MushraTest
 from vgraph_lab.views.ab_player import ABPlayer
 from vgraph_lab.views.blind_test import BlindTest
 rate, seconds, names = 24_000, 5, [f"clip {n:02d}" for n in range(12)]

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vgraph_lab.errors import InputError, LifecycleError
-from vgraph_lab.inspect.abx import ABX_COLUMNS, ABXResult, ABXTest
-from vgraph_lab.inspect.binomial import chance_of, critical_count, hit_rate_bounds, trials_needed
+from vgraph_lab.inspect.listening.abx import ABX_COLUMNS, ABXResult, ABXTest
+from vgraph_lab.inspect.listening.binomial import chance_of, critical_count, hit_rate_bounds, trials_needed
 
 PAIR = ("eager", "graph")
 

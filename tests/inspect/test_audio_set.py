@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from vgraph_lab.errors import InputError
-from vgraph_lab.inspect.audio_set import AudioSet
+from vgraph_lab.inspect.listening.audio_set import AudioSet
 
 RATE = 24_000
 PAIR = {"eager": {"one": np.array([0.5, -0.25], np.float32)}, "graph": {"one": np.array([0.5, -0.125, 0.75], np.float32)}}

@@ -20,11 +20,11 @@ from inspect_streaming import chunks_of, tiny_codes, tiny_runner
 import vgraph_lab as vg
 from vgraph_lab import bundled
 from vgraph_lab.errors import InputError
-from vgraph_lab.inspect.audio_set import AudioSet
-from vgraph_lab.inspect.limits import limits_for
-from vgraph_lab.inspect.listening import LISTENING_COLUMNS, WORD_COLUMNS, audio_set_of, listening_table
+from vgraph_lab.inspect.listening.audio_set import AudioSet
+from vgraph_lab.inspect.listening.limits import limits_for
+from vgraph_lab.inspect.listening.seams import SEAM_COLUMNS, click_table, seam_table
+from vgraph_lab.inspect.listening.table import LISTENING_COLUMNS, WORD_COLUMNS, audio_set_of, listening_table
 from vgraph_lab.inspect.request_life import play_request
-from vgraph_lab.inspect.seams import SEAM_COLUMNS, click_table, seam_table
 from vgraph_lab.inspect.speech_metrics import log_spectral_distance_db, si_sdr_db, stoi_or_reason
 from vgraph_lab.inspect.stream_parity import compare_streams
 

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vgraph_lab.errors import InputError, LifecycleError
-from vgraph_lab.inspect.audio_set import AudioSet
-from vgraph_lab.inspect.filters import ANCHOR, anchor_of, with_anchor
-from vgraph_lab.inspect.mushra import MUSHRA_COLUMNS, MUSHRA_SUMMARY_COLUMNS, MushraTest
+from vgraph_lab.inspect.listening.audio_set import AudioSet
+from vgraph_lab.inspect.listening.filters import ANCHOR, anchor_of, with_anchor
+from vgraph_lab.inspect.listening.mushra import MUSHRA_COLUMNS, MUSHRA_SUMMARY_COLUMNS, MushraTest
 
 THREE = ("original", "graph", "low anchor")
 T_3 = 3.182446  # 97.5 % quantile of Student's t with 3 degrees of freedom

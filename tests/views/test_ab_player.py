@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from views.test_players import Players
 
 from vgraph_lab.errors import InputError
-from vgraph_lab.inspect.audio_set import AudioSet
+from vgraph_lab.inspect.listening.audio_set import AudioSet
 from vgraph_lab.views import ab_player
 from vgraph_lab.views.ab_player import ABPlayer
 from vgraph_lab.views.blind_test import BlindTest

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from test_ab_player import answers, tracks
 
 from vgraph_lab.errors import InputError, LifecycleError
-from vgraph_lab.inspect.abx import ABXTest
-from vgraph_lab.inspect.audio_set import AudioSet
-from vgraph_lab.inspect.mushra import MushraTest
+from vgraph_lab.inspect.listening.abx import ABXTest
+from vgraph_lab.inspect.listening.audio_set import AudioSet
+from vgraph_lab.inspect.listening.mushra import MushraTest
 from vgraph_lab.views.blind_test import BlindTest
 
 RATE = 24_000

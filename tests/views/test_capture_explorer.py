@@ -148,7 +148,7 @@ def test_prediction_and_outcome_agree(explorer):
     by_figure = found.set_index("figure")
     exact = by_figure[by_figure["source"] == "rule"]
     assert exact.index.tolist() == ["graphs", "calls in graphs", "audio in graphs", "padding"]
-    assert exact["difference"].abs().max() < 1e-12
+    assert exact["difference"].abs().max() < 1e-10
     assert by_figure.loc["memory", "outcome"] == explorer.report.bytes / 2**20
     assert pd.isna(by_figure.loc["memory", "predicted"])
     assert "Prediction and outcome" in explorer._outcome.value
@@ -179,7 +179,7 @@ def test_a_streaming_stage_takes_frames_from_its_chunks(tiny_folder, tiny_decode
     report = explorer.run()
     assert report.captured == explorer.prediction.figures["graphs"] == 2 * len(space.graphs(space.target_ids, (1,)))
     exact = explorer.comparison().query("source == 'rule'")
-    assert exact["difference"].abs().max() < 1e-12
+    assert exact["difference"].abs().max() < 1e-10
     stage = vg.StageConfig.from_dict(explorer.stage())
     replayed = replay_traffic(traffic, vg.Qwen3TTSCode2Wav(tiny_decoder, stage).get_vocoder_cudagraph_targets())
     assert coverage_table(replayed).equals(explorer.prediction.coverage)
@@ -234,7 +234,7 @@ def test_graphs_that_do_not_exist_serve_nobody(tiny_decoder):
         existing = {entry.descriptor for entry in manager.entries()}
         assert {kind.descriptor for kind in found.counts if kind.descriptor} <= existing
         row = compare_outcome(forecast, stateless_traffic(), manager).set_index("figure").loc["calls in graphs"]
-        assert row["difference"] == pytest.approx(found.hits() / 62 - 1)
+        assert row["difference"] == pytest.approx(100 * (found.hits() / 62 - 1))
 
 
 def test_a_dropped_explorer_lets_go_of_its_graphs(tiny_folder):

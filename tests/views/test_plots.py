@@ -14,7 +14,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from vgraph_lab.errors import FallbackReason, InputError
+from vgraph_lab.errors import FallbackReason
 from vgraph_lab.graphs import CallKind, Descriptor, StatsSnapshot
 from vgraph_lab.inspect.coverage import coverage_table
 from vgraph_lab.inspect.ledger import LEDGER_PARTS
@@ -149,30 +149,6 @@ def test_no_entries_give_an_empty_chart(ax):
     assert ax.get_ylabel() == "MiB"
 
 
-def test_waveforms_has_three_lanes_on_one_time_axis(ax):
-    eager = np.sin(np.arange(24_000) * 0.05) * 0.3
-    assert plots.waveforms(eager, eager + 1e-5, 24_000, ax=ax) is ax
-    assert len(ax.collections) == 3
-    labels = [label.get_text() for label in ax.get_yticklabels()]
-    assert labels == ["eager\n±0.5", "graph\n±0.5", "difference\npeak −100.0 dBFS\n+90 dB amplified"]
-    assert ax.get_xlim() == (0, 1)
-    assert ax.get_xlabel() == "time (s)"
-
-
-def test_waveforms_keeps_every_peak(ax):
-    eager = np.zeros(100_000)
-    eager[77_777] = -0.5
-    plots.waveforms(eager, eager, 24_000, ax=ax)
-    lane = ax.collections[0].get_paths()[0].vertices
-    assert lane[:, 1].min() == pytest.approx(-1.0)  # −0.5 on a scale of ±0.5
-    assert ax.get_yticklabels()[2].get_text() == "difference\nsilent: identical"
-
-
-def test_waveforms_of_different_lengths_fail(ax):
-    with pytest.raises(InputError, match="different lengths"):
-        plots.waveforms(np.zeros(10), np.zeros(11), 24_000, ax=ax)
-
-
 def test_pool_growth_has_a_line_per_graph(ax):
     table = entries(descriptor=["B1×T8", "B1×T4"], pool_before_mib=[0.0, 90.0], pool_after_mib=[90.0, 90.0])
     assert plots.pool_growth(table, ax=ax) is ax
@@ -245,11 +221,6 @@ def test_frames_of_each_chunk_lie_on_the_request_s_axis(ax):
 def test_a_request_that_was_refused_gives_an_empty_chart(ax):
     plots.frames_by_chunk(LIFE.iloc[3:], ax=ax)
     assert ax.get_title("left")
-
-
-def test_lanes_can_have_names_of_their_own(ax):
-    plots.waveforms(np.ones(100) * 0.5, np.ones(100) * 0.5, 24_000, ax=ax, names=("whole", "streamed"))
-    assert [label.get_text() for label in ax.get_yticklabels()][:2] == ["whole\n±0.5", "streamed\n±0.5"]
 
 
 # ------------------------------------------------------------------------------------------------- many graphs

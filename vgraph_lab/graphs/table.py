@@ -60,5 +60,5 @@ def _number(name: str, value: float) -> str:
         return "∞" if value > 0 else "−∞"
     if name.endswith(PERCENT):
         return f"{100 * value:.1f}"
-    digits = 3 if name.endswith("_s") else 1 if name.endswith(("_db", "_dbfs")) else 2
+    digits = 0 if name.endswith("_bytes") else 3 if name.endswith("_s") else 1 if name.endswith(("_db", "_dbfs")) else 2
     return f"{value:,.{digits}f}".replace("-", "−")

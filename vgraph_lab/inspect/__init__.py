@@ -1,22 +1,22 @@
 """Tables and measures: what was captured, whether calls hit it, and whether it sounds the same."""
 
-from .abx import ABXResult, ABXTest, ABXTrial
 from .anatomy import Anatomy, anatomy
 from .audio import EXACT, Tolerance, Verdict, WaveformDifference, tolerance_for, verdict, waveform_difference
-from .audio_set import AudioSet
-from .binomial import trials_needed
 from .coverage import Drift, coverage_summary, coverage_table, drift, uncovered_shapes
 from .entries import entries_table
-from .filters import with_anchor
 from .ledger import estimate_table, ledger_table
-from .limits import ListeningLimits, limits_for
-from .listening import audio_set_of, listening_table
-from .mushra import MushraResult, MushraTest
+from .listening.abx import ABXResult, ABXTest, ABXTrial
+from .listening.audio_set import AudioSet
+from .listening.binomial import trials_needed
+from .listening.filters import with_anchor
+from .listening.limits import ListeningLimits, limits_for
+from .listening.mushra import MushraResult, MushraTest
+from .listening.seams import seam_table
+from .listening.table import audio_set_of, listening_table
 from .parity import Comparison, compare_with_eager, parity_table
 from .recording import Recording, read_memory, record
 from .records import CaptureFigures, MemoryReading
 from .request_life import RequestLife, play_request, state_table
-from .seams import seam_table
 from .segments import segments_table
 from .stream_calls import calls_between
 from .stream_parity import StreamComparison, chunk_differences, compare_streams

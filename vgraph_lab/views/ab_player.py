@@ -10,7 +10,7 @@ import anywidget
 import traitlets as t
 
 from vgraph_lab.errors import InputError, did_you_mean
-from vgraph_lab.inspect.audio_set import AudioSet
+from vgraph_lab.inspect.listening.audio_set import AudioSet
 
 from .html import script, style_sheet
 from .levels import difference_between, gain_text, peak
@@ -70,7 +70,7 @@ class Switch:
 
 
 class ABPlayer(anywidget.AnyWidget):
-    """A live player for an :class:`~vgraph_lab.inspect.audio_set.AudioSet`; the keys are listed by ``?``.
+    """A live player for an :class:`~vgraph_lab.inspect.listening.audio_set.AudioSet`; the keys are listed by ``?``.
 
     Audio goes to the browser as float32, sample by sample as it is needed, and is played at its own sample rate: every
     condition as it is, all of them with one gain, nothing normalised. A difference from the reference is amplified by the

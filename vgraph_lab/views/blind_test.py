@@ -12,9 +12,9 @@ import pandas as pd
 import traitlets as t
 
 from vgraph_lab.errors import InputError, LifecycleError, VGraphLabError
-from vgraph_lab.inspect.abx import ABXResult, ABXTest
-from vgraph_lab.inspect.audio_set import AudioSet
-from vgraph_lab.inspect.mushra import MushraResult, MushraTest
+from vgraph_lab.inspect.listening.abx import ABXResult, ABXTest
+from vgraph_lab.inspect.listening.audio_set import AudioSet
+from vgraph_lab.inspect.listening.mushra import MushraResult, MushraTest
 
 from .ab_player import send_waveform
 from .html import escape, script, style_sheet, styled
@@ -44,7 +44,8 @@ class BlindTest(anywidget.AnyWidget):
 
     Args:
         audio_set: has the samples and conditions of the test.
-        test: an :class:`~vgraph_lab.inspect.abx.ABXTest`, or a :class:`~vgraph_lab.inspect.mushra.MushraTest` whose first
+        test: an :class:`~vgraph_lab.inspect.listening.abx.ABXTest`, or a
+            :class:`~vgraph_lab.inspect.listening.mushra.MushraTest` whose first
             condition is the open reference, too. One that was begun goes on where it stopped.
         save_to: file in which the test is saved now and after each answer; None saves nothing.
 

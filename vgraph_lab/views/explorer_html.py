@@ -114,8 +114,8 @@ def _value(row: dict[Any, Any], column: str, *, signed: bool = False) -> str:
     if pd.isna(value):
         return "–"
     sign = "+" if signed and value else ""
-    if unit.startswith("share"):
-        text = f"{100 * value:{sign}.1f} %"
+    if unit.startswith("%"):
+        text = f"{value:{sign}.1f} %"
     elif unit:
         text = f"{value:{sign},.2f} {unit}"
     else:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from vgraph_lab.errors import InputError
-from vgraph_lab.inspect.audio_set import AudioSet
+from vgraph_lab.inspect.listening.audio_set import AudioSet
 from vgraph_lab.inspect.parity import Comparison
 from vgraph_lab.inspect.stream_parity import StreamComparison
 

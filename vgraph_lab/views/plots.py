@@ -5,15 +5,12 @@ Use :func:`vgraph_lab.views.style.chart` to show one, or an Axes of your own ins
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from .coverage_plots import calls_by_frames, calls_by_outcome, calls_by_target, coverage_map, hits_over_time
-from .levels import Samples, difference_gain_db, difference_label, difference_track, peak
 from .memory_plots import estimate_against_measured, memory_by_entry, memory_ledger, pool_growth
 from .planner_plots import pareto_front
 from .pool_plots import pool_segments
@@ -32,10 +29,7 @@ __all__ = [
     "pareto_front",
     "pool_growth",
     "pool_segments",
-    "waveforms",
 ]
-
-_ENVELOPE_BINS = 640
 
 
 def frames_by_chunk(life: pd.DataFrame, *, ax: Axes) -> Axes:
@@ -71,55 +65,3 @@ def frames_by_chunk(life: pd.DataFrame, *, ax: Axes) -> Axes:
     if len(rows):
         ax.legend(loc="upper center", bbox_to_anchor=(0.47, -0.22), ncols=4, columnspacing=1.2, handlelength=1.3, fontsize=8.5)
     return ax
-
-
-def waveforms(eager: Samples, graph: Samples, sample_rate: int, *, ax: Axes, names: tuple[str, str] = ("eager", "graph")) -> Axes:
-    """Eager, graph and their difference below each other, on one time axis.
-
-    Eager and graph share one scale, which their labels state. The difference is drawn as it is played, amplified by the
-    dB in its label, with full scale as the height of its lane.
-
-    Args:
-        eager: waveform [samples], full scale ±1.
-        graph: likewise, as long as ``eager``.
-        sample_rate: in Hz.
-        ax: where to draw.
-        names: what the first two are called.
-
-    Raises:
-        InputError: see :func:`~vgraph_lab.views.levels.difference_track`.
-    """
-    reference, candidate, difference = difference_track(eager, graph)
-    level = peak(difference)
-    scale = _round_up(max(peak(reference), peak(candidate)))
-    how = difference_label(level).replace(", ", "\n")
-    lanes = [
-        ("eager", f"{names[0]}\n±{scale:g}", reference / scale),
-        ("graph", f"{names[1]}\n±{scale:g}", candidate / scale),
-        ("difference", f"difference\n{how}", difference * 10 ** (difference_gain_db(level) / 20)),
-    ]
-    for lane, (colour, _, samples) in enumerate(lanes):
-        time_s, low, high = _envelope(samples, sample_rate)
-        ax.fill_between(time_s, low - 2.2 * lane, high - 2.2 * lane, color=COLOURS[colour], linewidth=0.5)
-    ax.set_yticks([-2.2 * lane for lane in range(len(lanes))], [label for _, label, _ in lanes])
-    ax.tick_params(axis="y", length=0)
-    ax.spines["left"].set_visible(False)
-    ax.set_xlim(0, len(reference) / sample_rate)
-    ax.set_ylim(-2.2 * (len(lanes) - 1) - 1.1, 1.1)
-    ax.set_xlabel("time (s)")
-    return ax
-
-
-def _round_up(level: float) -> float:
-    """The next of … 0.1, 0.2, 0.5, 1, 2, 5 …; 1 for silence."""
-    if level == 0:
-        return 1.0
-    decade = 10.0 ** math.floor(math.log10(level))
-    return next(step * decade for step in (1, 2, 5, 10) if step * decade >= level)
-
-
-def _envelope(samples: Samples, sample_rate: int) -> tuple[Samples, Samples, Samples]:
-    """Lowest and highest sample of each of at most ``_ENVELOPE_BINS`` equal pieces, at their middle times in s."""
-    edges = np.linspace(0, len(samples), min(_ENVELOPE_BINS, len(samples)) + 1).astype(int)
-    low, high = np.minimum.reduceat(samples, edges[:-1]), np.maximum.reduceat(samples, edges[:-1])
-    return (edges[:-1] + edges[1:]) / 2 / sample_rate, low, high

@@ -103,8 +103,12 @@ _GRAPHS = str(Path(__file__).resolve().parent.parent) + os.sep
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 
 
-def user_line(function: Callable[..., Any] | None = None) -> str:
+def user_line(function: Callable[..., Any] | None = None, *, frame: FrameType | None = None) -> str:
     """Where the user's code is: the line that is running, or the first line of ``function`` where that is the user's.
+
+    Args:
+        function: see above.
+        frame: of another thread; by default the caller's.
 
     Returns:
         ``file:line in function: source`` of the nearest frame that is neither torch's, nor the standard library's, nor
@@ -113,7 +117,7 @@ def user_line(function: Callable[..., Any] | None = None) -> str:
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     if code is not None and not _is_library(code.co_filename):
         return _line(code, code.co_firstlineno)
-    frame: FrameType | None = sys._getframe(1)
+    frame = frame or sys._getframe(1)
     while frame is not None:
         if not _is_library(frame.f_code.co_filename):
             return _line(frame.f_code, frame.f_lineno)

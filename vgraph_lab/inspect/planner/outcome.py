@@ -21,7 +21,7 @@ _MIB = 2**20
 
 OUTCOME_COLUMNS = {
     "figure": "what is compared",
-    "unit": "its unit; shares are of 1",
+    "unit": "its unit",
     "predicted": "before the capture; missing where it was not known",
     "outcome": "after it: counted, measured, or resolved by the real Routines with the graphs that exist",
     "difference": "outcome minus predicted",
@@ -79,15 +79,19 @@ def compare_outcome(forecast: Forecast, traffic: pd.DataFrame, manager: VocoderC
     charge = figures["charge_bytes"]
     rows = [
         ("graphs", "", figures["graphs"], report.captured, "rule"),
-        ("calls in graphs", "share", figures["coverage"], shares["calls"], "rule"),
-        ("audio in graphs", "share", figures["audio_coverage"], shares["audio"], "rule"),
-        ("padding", "share of computed frames", figures["wasted_share"], shares["wasted"], "rule"),
+        ("calls in graphs", "%", _percent(figures["coverage"]), _percent(shares["calls"]), "rule"),
+        ("audio in graphs", "%", _percent(figures["audio_coverage"]), _percent(shares["audio"]), "rule"),
+        ("padding", "% of computed frames", _percent(figures["wasted_share"]), _percent(shares["wasted"]), "rule"),
         ("memory", "MiB", None if charge is None else charge / _MIB, report.bytes / _MIB, memory),
         ("captures", "s", figures["capture_s"], capture_s, memory),
     ]
     table = pd.DataFrame(rows, columns=["figure", "unit", "predicted", "outcome", "source"])
     table = table.astype({"predicted": "float64", "outcome": "float64"})
     return table.assign(difference=table["outcome"] - table["predicted"])[list(OUTCOME_COLUMNS)]
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
 
 
 def _shares(coverage: pd.DataFrame) -> dict[str, float | None]:

@@ -8,15 +8,17 @@ from contextlib import contextmanager
 
 from vgraph_lab.errors import CaptureError
 
-__all__ = ["capture_session", "is_capturing"]
+__all__ = ["capture_session", "is_capturing", "joined_session"]
 
 _slot = threading.Lock()
 _thread: int | None = None
+_joined: set[int] = set()  # threads that do a part of the capture
 
 
 def is_capturing() -> bool:
-    """Whether the calling thread is capturing."""
-    return _thread == threading.get_ident()
+    """Whether the calling thread is capturing, by itself or for another one."""
+    thread = threading.get_ident()
+    return _thread == thread or thread in _joined
 
 
 @contextmanager
@@ -37,3 +39,20 @@ def capture_session() -> Iterator[None]:
     finally:
         _thread = None
         _slot.release()
+
+
+@contextmanager
+def joined_session() -> Iterator[None]:
+    """Do a part of the capture that another thread has begun and that outlasts the block.
+
+    Raises:
+        CaptureError: no capture is under way; the thread that asked for the part has given it up.
+    """
+    if _thread is None:
+        raise CaptureError("the capture that this thread was to take part in is over")
+    thread = threading.get_ident()
+    _joined.add(thread)
+    try:
+        yield
+    finally:
+        _joined.discard(thread)

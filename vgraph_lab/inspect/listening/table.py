@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from vgraph_lab.errors import InputError
+from vgraph_lab.inspect.audio import WaveformDifference, waveform_difference
+from vgraph_lab.inspect.parity import Comparison
+from vgraph_lab.inspect.speech_metrics import log_mel_distance, log_spectral_distance_db, si_sdr_db, stoi_or_reason, word_errors
+from vgraph_lab.inspect.stream_parity import StreamComparison
 
-from .audio import WaveformDifference, waveform_difference
 from .audio_set import AudioSet
 from .limits import ListeningLimits, limits_for
-from .parity import Comparison
 from .seams import check_comparable, click_table
-from .speech_metrics import log_mel_distance, log_spectral_distance_db, si_sdr_db, stoi_or_reason, word_errors
-from .stream_parity import StreamComparison
 
 if TYPE_CHECKING:
-    from .recogniser import Recogniser
+    from vgraph_lab.inspect.recogniser import Recogniser
 
 __all__ = ["LISTENING_COLUMNS", "WORD_COLUMNS", "audio_set_of", "listening_table"]
 

@@ -58,7 +58,7 @@ def write_folder(
     """Write all files aside, then move them into place.
 
     Raises:
-        InputError: see :meth:`~vgraph_lab.inspect.audio_set.AudioSet.save`.
+        InputError: see :meth:`~vgraph_lab.inspect.listening.audio_set.AudioSet.save`.
     """
     if subtype not in ("FLOAT", "PCM_24"):
         raise InputError(f"subtype is {subtype!r}; accepted are 'FLOAT' and 'PCM_24'.")
@@ -139,7 +139,7 @@ def read_folder(root: Path, reference: str | None) -> tuple[dict[str, dict[str, 
     """Waveforms by condition and sample, their rate, and the listing; empty where there is none.
 
     Raises:
-        InputError: see :meth:`~vgraph_lab.inspect.audio_set.AudioSet.load`.
+        InputError: see :meth:`~vgraph_lab.inspect.listening.audio_set.AudioSet.load`.
     """
     if not root.is_dir():
         what = "is a file" if root.exists() else "does not exist"

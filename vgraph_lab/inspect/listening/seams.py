@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from vgraph_lab.errors import InputError
+from vgraph_lab.inspect.audio import dbfs, waveform_difference
 
-from .audio import dbfs, waveform_difference
 from .audio_set import AudioSet, Samples
 from .filters import kernel
 

@@ -146,7 +146,7 @@ class ABXTest:
     Args:
         samples: names of what is heard.
         conditions: the two that are compared.
-        num_trials: how many trials; 24 find most listeners who hear something (:func:`~vgraph_lab.inspect.binomial.trials_needed`).
+        num_trials: how many trials; 24 find most listeners who hear something (:func:`~.binomial.trials_needed`).
         seed: a whole number from 0; another one gives other trials.
 
     Raises:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from vgraph_lab.errors import InputError
-
-from .audio import dbfs
+from vgraph_lab.inspect.audio import dbfs
 
 __all__ = ["ListeningLimits", "limits_for"]
 
