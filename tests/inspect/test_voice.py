@@ -97,7 +97,7 @@ def test_kept_levels_are_the_first_ones(levels: int) -> None:
         chosen = [split.codebooks[level - first].vectors()[codes[:, level]] for level in range(first, min(stop, levels))]
         if chosen:
             expected += split.output_proj(torch.stack(chosen).sum(dim=0).transpose(1, 2))
-    voice._keep_levels(decoder, levels)
+    voice.keep_codebooks(decoder, levels)
     torch.testing.assert_close(decoder.quantize(codes), expected, rtol=1e-5, atol=1e-5)
 
 

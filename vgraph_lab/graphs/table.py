@@ -46,7 +46,7 @@ def cell_text(name: str, value: object) -> str:
         return "–"
     if isinstance(value, tuple):
         return ", ".join(map(str, value)) or "–"
-    if isinstance(value, bool):
+    if pd.api.types.is_bool(value):
         return "yes" if value else "no"
     if isinstance(value, datetime):
         return value.strftime("%H:%M:%S")

@@ -31,7 +31,7 @@ from vgraph_lab.qwen3_tts.codes import read_codes
 from vgraph_lab.qwen3_tts.decoder import Code2WavDecoder
 from vgraph_lab.qwen3_tts.encoder import load_encoder
 
-__all__ = ["CodesFrom", "VoiceReport", "measure_voice", "run_voice"]
+__all__ = ["CodesFrom", "VoiceReport", "keep_codebooks", "measure_voice", "run_voice"]
 
 _CAPTION = (
     "STOI: intelligibility, 1 is best; mel: distance of log10-mel spectra, 0 is best; dB: change of level; "
@@ -109,7 +109,7 @@ def _measure(
     if not clips:
         raise InputError("there is no clip to measure.")
     decoder = load_decoder(folder, device)
-    _keep_levels(decoder, levels)
+    keep_codebooks(decoder, levels)
     encoder = load_encoder(folder, device) if codes_from == "encoder" else None
     rows, all_codes = [], []
     for index, clip in enumerate(clips):
@@ -154,8 +154,12 @@ def _compare(clip: bundled.Utterance, original: Tensor, decoded: Tensor, sample_
     return row
 
 
-def _keep_levels(decoder: Code2WavDecoder, levels: int | None) -> None:
-    """Silence all codebooks after the first ``levels``, by making their vectors zero."""
+def keep_codebooks(decoder: Code2WavDecoder, levels: int | None) -> None:
+    """Silence all codebooks after the first ``levels``, by making their vectors zero: the voice gets coarser.
+
+    Raises:
+        InputError: fewer than 1, or more than the checkpoint has.
+    """
     available = decoder.geometry.num_quantizers
     if levels is None:
         return

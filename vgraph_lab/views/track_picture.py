@@ -13,7 +13,7 @@ from .levels import Samples
 
 __all__ = ["Lane", "track_picture"]
 
-_COLUMNS, _LEFT, _WIDTH, _LANE, _AXIS = 560, 138, 700, 50, 26
+_COLUMNS, _LEFT, _WIDTH, _LANE, _AXIS = 560, 152, 714, 50, 26  # 20 bold letters fit on the left
 
 
 @dataclass(frozen=True, slots=True)
