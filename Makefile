@@ -26,7 +26,7 @@ $(STAMP): requirements.lock pyproject.toml
 tour: setup ## run notebooks 01 and 02 on the bundled data and write build/tour.html
 	$(BIN)/vgraph-lab tour
 
-test: check pytest notebooks ## everything: lint, types, tests, notebooks (about 6 minutes on two cores)
+test: check pytest notebooks ## everything: lint, types, tests, notebooks (about 8 minutes on two cores)
 
 check: setup ## lint and types
 	$(BIN)/ruff format --check .

@@ -171,6 +171,7 @@ def test_a_streaming_stage_takes_frames_from_its_chunks(tiny_folder, tiny_decode
     traffic = traffic_table({**dict(zip(("target", "state", "batch_size", "frames"), zip(*shapes, strict=True), strict=True))})
     explorer = CaptureExplorer(traffic, space=space, checkpoint=tiny_folder, backend="cpu", batch_sizes=(1,))
     assert explorer.prediction.figures["coverage"] == pytest.approx(1 / 3)
+    assert "Frames per graph" not in explorer._repr_mimebundle_()["text/html"]
     with pytest.raises(ConfigError, match="takes its frames from its chunks"):
         explorer.set_sizes(frames=(5,))
     explorer.map.selection = [cell for cell in sorted(explorer.map._cells) if cell[0] == 3][:1]

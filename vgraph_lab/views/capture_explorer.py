@@ -300,6 +300,10 @@ class CaptureExplorer(CapturePanel):
         actions = widgets.HBox([self.button, self._measure, self._add, self.progress.widget])
         return widgets.VBox([what, *fields, self._notice, self._figures, self.map, actions, self._outcome])
 
+    def _choices(self) -> dict[str, str]:
+        found = super()._choices()
+        return {name: value for name, value in found.items() if name != "Frames per graph"} if self._is_streaming else found
+
     def _static_html(self) -> str:
         parts = [super()._static_html(), self._figures.value, self.map._static_html(), self._outcome.value]
         return "".join(parts)

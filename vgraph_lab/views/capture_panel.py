@@ -170,16 +170,19 @@ class CapturePanel:
         shown = styled(f'<div class="vgl-message" role="alert">{escape(message + kept)}</div>').markup if message else ""
         self._notice.value = shown
 
-    def _static_html(self) -> str:
+    def _choices(self) -> dict[str, str]:
+        """The fields by name, for static pages."""
         choice = choose_backend()
         backend = self.backend.value + (f" → {choice.name} ({choice.why})" if self.backend.value == "auto" else "")
-        fields = {
+        return {
             "Checkpoint": self.checkpoint.value,
             "Backend": backend,
             "Frames per graph": self.frames.value,
             "Batch sizes": self.batch_sizes.value,
         }
-        rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in fields.items())
+
+    def _static_html(self) -> str:
+        rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in self._choices().items())
         return styled(f'<dl class="vgl-form">{rows}</dl>').markup
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
