@@ -3,7 +3,8 @@
     GPUGenerationModelRunner(cfg) ─load_model─▶ loaded ─capture_model─▶ ready ─execute_model …─▶ ready ─shutdown─▶ shut down
 
 It owns the Manager and the device; the model owns mathematics, Targets and request state. A model that does not declare
-``supports_vocoder_cudagraph`` runs eager.
+``supports_vocoder_cudagraph`` takes vLLM's own path, if it can (``supports_vllm_v1``, :mod:`vgraph_lab.vllm_v1`), and runs eager
+otherwise. Both paths show in the same tables.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from types import TracebackType
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, cast, runtime_checkable
 
 import torch
+from torch import nn
 
 from .config import StageConfig
 from .errors import ConfigError, InputError, LifecycleError
@@ -31,6 +33,7 @@ from .graphs import (
 from .graphs.backends import execution_lock
 from .graphs.manager import ManagerState, ProgressCallback
 from .requests import ChunkRequest, ChunkResult
+from .vllm_v1 import CUDAGraphMode, GPUModelRunner, RunnerConfig, ScheduledRequest, SupportsVllmV1
 
 __all__ = ["GPUGenerationModelRunner", "GenerationModel", "RunnerState", "SupportsVocoderCUDAGraph"]
 
@@ -90,10 +93,20 @@ class GPUGenerationModelRunner:
     Args:
         cfg: the stage's configuration.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        v1_config: of vLLM's own path, for a model that takes it. Mode, ``enforce_eager`` and ``max_num_seqs`` are the stage's.
+
+    Attributes:
+        manager: of the graphs. On vLLM's path it is a :class:`~vgraph_lab.vllm_v1.WrapperGraphs`, which can be read in the same way.
+        v1_runner: the runner of vLLM's path; None on the other one.
+
+    Raises:
+        ConfigError: ``v1_config`` contradicts the stage.
     """
 
-    def __init__(self, cfg: StageConfig, device: str | torch.device = "auto") -> None:
+    def __init__(self, cfg: StageConfig, device: str | torch.device = "auto", *, v1_config: RunnerConfig | None = None) -> None:
         self.cfg, self.backend = cfg, create_backend(device)
+        self._v1_config = _v1_config(cfg, v1_config or RunnerConfig())
+        self.v1_runner: GPUModelRunner | None = None
         self.device = self.backend.device
         self.state = RunnerState.NEW
         self.manager: VocoderCUDAGraphManager | None = None
@@ -118,8 +131,8 @@ class GPUGenerationModelRunner:
             raise LifecycleError(f"no model is loaded (the runner is {self.state.value}). Call load_model(model).")
         return self._model
 
-    def load_model(self, model: GenerationModel) -> None:
-        """Take a model, and check the configuration against what it declares.
+    def load_model(self, model: GenerationModel | nn.Module) -> None:
+        """Take a model, check the configuration against what it declares, and choose its path.
 
         Raises:
             ConfigError: keys or Target ids that the model does not have, a model on another device or with another
@@ -128,6 +141,7 @@ class GPUGenerationModelRunner:
         """
         with self._lock:
             self._expect(RunnerState.NEW, "load_model", "Make another runner for another model")
+            model = cast("GenerationModel", model)
             if torch.device(model.device) != self.device:
                 raise ConfigError(
                     f"the model is on {model.device}, the runner on {self.device}. Load the model with device='{self.device}'."
@@ -136,6 +150,10 @@ class GPUGenerationModelRunner:
                 raise ConfigError("the model was made with another configuration than the runner. Give both the same StageConfig.")
             if self._is_capable(model):
                 self.manager = self._new_manager(model)
+            elif isinstance(model, SupportsVllmV1) and model.supports_vllm_v1:
+                v1_runner = GPUModelRunner(self._v1_config, self.backend)
+                v1_runner.load_model(cast("nn.Module", model))
+                self.v1_runner, self.manager = v1_runner, cast("VocoderCUDAGraphManager", v1_runner.graphs)  # for reading
             else:
                 logger.warning(
                     "%s does not declare supports_vocoder_cudagraph: it runs eager, without graphs and without coverage statistics.",
@@ -155,7 +173,14 @@ class GPUGenerationModelRunner:
         """
         with self._lock:
             self._expect(RunnerState.LOADED, "capture_model", "Call load_model(model) once, then capture_model()")
-            if self.manager is None:
+            if self.v1_runner is not None:
+                self.state = RunnerState.CAPTURING
+                try:
+                    report = self.v1_runner.capture_model(_callback(progress))
+                except BaseException:
+                    self.state = RunnerState.LOADED
+                    raise
+            elif self.manager is None:
                 why = {type(self.model).__name__: "it does not declare supports_vocoder_cudagraph"}
                 report = CaptureReport(str(self.device), (), why, 0.0, 0, 0, self.backend.memory().free_bytes)
             else:
@@ -178,6 +203,8 @@ class GPUGenerationModelRunner:
         """
         with self._lock:
             self._expect(RunnerState.LOADED, "profile_memory", "Call it between load_model(model) and capture_model()")
+            if self.v1_runner is not None:
+                raise LifecycleError(f"{type(self.model).__name__} takes vLLM's own path, whose graphs are not profiled. Capture them.")
             if self.manager is None:
                 raise LifecycleError(
                     f"{type(self.model).__name__} does not declare supports_vocoder_cudagraph: there is nothing to profile."
@@ -196,7 +223,9 @@ class GPUGenerationModelRunner:
                 raise LifecycleError("shutdown() was called during capture_model(). To abort a capture, raise from its progress callback.")
             model, self._model, self.state = self._model, None, RunnerState.SHUT_DOWN
             try:
-                if self.manager is not None:
+                if self.v1_runner is not None:
+                    self.v1_runner.shutdown()
+                elif self.manager is not None:
                     self.manager.clear()
             finally:
                 getattr(model, "reset", _do_nothing)()
@@ -209,28 +238,34 @@ class GPUGenerationModelRunner:
 
     # ------------------------------------------------------------------------------------------------ requests
 
-    def execute_model(self, requests: Sequence[ChunkRequest]) -> dict[str, ChunkResult]:
-        """Decode one batch of chunks, at most one of each request.
+    def execute_model(self, requests: Sequence[ChunkRequest] | Sequence[ScheduledRequest]) -> dict[str, ChunkResult]:
+        """Decode one batch of chunks, at most one of each request. On vLLM's path: run one step of ScheduledRequests.
 
         Returns:
             By request id, in the order of the requests: float32 samples [n] on the device, not waited for; or a
-            :class:`~vgraph_lab.errors.RequestError` for a request that cannot be served. The others are served.
+            :class:`~vgraph_lab.errors.RequestError` for a request that cannot be served. The others are served. On vLLM's path:
+            logits [vocab_size] of each request's last token.
 
         Values of codes that are on a CUDA device already are checked in debug mode only: to look at them is to wait for it.
 
         Raises:
-            InputError: ``requests`` is no sequence of ChunkRequests.
+            InputError: ``requests`` is no sequence of ChunkRequests (of ScheduledRequests on vLLM's path, where one that cannot be served
+                refuses the whole batch).
             LifecycleError: the runner is not ready.
             Exception: the device or a graph failed; see the model for what became of the requests.
         """
+        kind = ChunkRequest if self.v1_runner is None else ScheduledRequest
         if not isinstance(requests, Sequence):
-            raise InputError(f"execute_model takes a list or tuple of ChunkRequests, got {type(requests).__name__}.")
+            raise InputError(f"execute_model takes a list or tuple of {kind.__name__}s, got {type(requests).__name__}.")
         for request in requests:
-            if not isinstance(request, ChunkRequest) or not isinstance(request.request_id, str):
-                raise InputError(f"execute_model takes ChunkRequests with text ids, got {request!r}.")
+            if not isinstance(request, kind) or not isinstance(getattr(request, "request_id", getattr(request, "req_id", None)), str):
+                raise InputError(f"execute_model takes {kind.__name__}s with text ids, got {request!r}.")
         with self._lock:
             self._expect(RunnerState.READY, "execute_model", "Call load_model(model), then capture_model()")
-            return dict(self.model(requests))
+            if self.v1_runner is not None:
+                output = self.v1_runner.execute_model(cast("Sequence[ScheduledRequest]", requests))
+                return dict(zip(output.req_ids, output.logits, strict=True))
+            return dict(self.model(cast("Sequence[ChunkRequest]", requests)))
 
     def abort(self, request_ids: Iterable[str]) -> list[str]:
         """End requests early and release their state.
@@ -248,6 +283,8 @@ class GPUGenerationModelRunner:
             raise InputError(f"abort takes request ids, which are text, got {request_ids!r}.")
         with self._lock:
             self._expect(RunnerState.READY, "abort", "Only a ready runner has requests")
+            if self.v1_runner is not None:
+                return self.v1_runner.finish_requests(ids)
             return list(getattr(self.model, "abort", _nothing_live)(ids))
 
     def stats(self) -> StatsSnapshot:
@@ -278,6 +315,15 @@ class GPUGenerationModelRunner:
 
     def __repr__(self) -> str:
         return f"GPUGenerationModelRunner({self.state.value}, {self.device}, {type(self._model).__name__ if self._model else 'no model'})"
+
+
+def _v1_config(cfg: StageConfig, given: RunnerConfig) -> RunnerConfig:
+    """What is said of the other path, with what the stage says of both."""
+    stage = RunnerConfig(cudagraph_mode=CUDAGraphMode[cfg.cudagraph_mode], enforce_eager=cfg.enforce_eager, max_num_seqs=cfg.max_num_seqs)
+    for name in sorted(stage.model_fields_set & given.model_fields_set):
+        if getattr(given, name) != getattr(stage, name):
+            raise ConfigError(f"v1_config.{name}: is {getattr(given, name)}, the stage says {getattr(stage, name)}. Leave it out there.")
+    return given.model_copy(update={name: getattr(stage, name) for name in stage.model_fields_set})
 
 
 def _do_nothing() -> None:

@@ -53,7 +53,7 @@ def test_the_rule(proposals: list[DPProposal], parts: int) -> None:
     # All or none, and a rank whose last part nothing reaches is a veto.
     largest = max(p.num_tokens_padded for p in proposals)
     fits = all(p.num_tokens_unpadded > (largest // parts) * (parts - 1) for p in proposals)
-    assert agreed.should_ubatch == (all(p.should_ubatch for p in proposals) and fits)
+    assert agreed.should_ubatch == (all(p.should_ubatch for p in proposals) and fits and largest >= parts)
     if any(p.cudagraph_mode is NONE for p in proposals):
         assert agreed.cudagraph_mode is NONE
     else:

@@ -16,38 +16,37 @@ from __future__ import annotations
 import functools
 import gc
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
-from vgraph_lab.errors import BackendError, CaptureError, ReplayError
+from vgraph_lab.errors import CaptureError, ReplayError
 from vgraph_lab.graphs import CaptureCost, GraphEntry
 from vgraph_lab.graphs.backends.audit import Origins
 from vgraph_lab.graphs.backends.base import CapturedGraph, GraphBackend, GraphNode, GraphPool, count_nodes, new_addresses, reserved_bytes
-from vgraph_lab.graphs.backends.call import storage_id, tensors_in, user_line
-from vgraph_lab.graphs.backends.cpu import ArenaPool, CpuGraph, CpuGraphBackend
-from vgraph_lab.graphs.backends.cpu.arena import Lease
-from vgraph_lab.graphs.backends.cpu.session import capture_session
-from vgraph_lab.graphs.backends.cpu.side_effects import SideEffects
-from vgraph_lab.graphs.backends.cpu.tape import Tape
-from vgraph_lab.graphs.backends.host_guard import host_access_refused
-from vgraph_lab.graphs.backends.rules import capture_conditions, no_refusal_swallowed
-from vgraph_lab.graphs.capture import owned_tensors
+from vgraph_lab.graphs.backends.call import storage_id, tensors_in
+from vgraph_lab.graphs.backends.rules import capture_conditions
+from vgraph_lab.graphs.capture import _no_collection, _underway, owned_tensors
 from vgraph_lab.graphs.structure import nbytes, signature
 
 from .descriptor import BatchDescriptor
 from .forward_context import ForwardContext, get_forward_context, is_forward_context_available
 from .modes import CUDAGraphMode
-from .wrapper import CUDAGraphWrapper, WrapperGraphs
+from .segments import Segment, pool_memory, segment_maker, segment_session
+from .weak_ref import weak_ref_tensor
+from .wrapper import CUDAGraphWrapper
+from .wrapper_graphs import WrapperGraphs
 
-__all__ = ["BreakableCUDAGraphCapture", "BreakableCUDAGraphWrapper", "eager_break_during_capture"]
+__all__ = ["BreakableCUDAGraphCapture", "BreakableCUDAGraphWrapper", "eager_break_during_capture", "observed_breaks"]
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+BreakObserver = Callable[[str, Callable[[], Any], Any], Any]
 _thread = threading.local()
 
 
@@ -62,43 +61,31 @@ def eager_break_during_capture(function: Callable[Parameters, Result]) -> Callab
     def wrapper(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         capture = BreakableCUDAGraphCapture.current()
         is_full = is_forward_context_available() and get_forward_context().cudagraph_runtime_mode is CUDAGraphMode.FULL
-        if capture is None or not capture.is_capturing or is_full:
-            return function(*args, **kwargs)
-        name = getattr(function, "__qualname__", repr(function))
-        result: Result = capture.add_eager(lambda: function(*args, **kwargs), name=name, given=(args, kwargs))
-        return result
+        if capture is not None and capture.is_capturing and not is_full:
+            result: Result = capture.add_eager(function, args, kwargs)
+            return result
+        observer: BreakObserver | None = getattr(_thread, "observer", None)
+        if observer is not None:
+            observed: Result = observer(_name(function), lambda: function(*args, **kwargs), (args, kwargs))
+            return observed
+        return function(*args, **kwargs)
 
     return wrapper
 
 
-class _CpuSegment:
-    """One segment under capture on the cpu backend: what its ``capture`` does around a function, in two halves."""
+@contextmanager
+def observed_breaks(observer: BreakObserver) -> Iterator[None]:
+    """Let ``observer`` call the marked operations that this thread calls eagerly: it gets name, call and arguments of each."""
+    before = getattr(_thread, "observer", None)
+    _thread.observer = observer
+    try:
+        yield
+    finally:
+        _thread.observer = before
 
-    def __init__(self, pool: ArenaPool, origins: Origins) -> None:
-        self._pool, self._origins = pool, origins
-        self._lease: Lease = pool.lease()
-        self._effects = SideEffects(origins.seats)
-        self._tape = Tape(self._lease, origins, self._effects)
-        self._tape.__enter__()  # type: ignore[no-untyped-call]  # torch's
 
-    def end(self, output: Any) -> CpuGraph:
-        try:
-            self._tape.check_end(output, user_line())
-        finally:
-            self._tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch's
-            self._effects.undo()
-        self._lease.close()
-        return CpuGraph(self._tape.records, self._pool, self._lease)
-
-    def roll_back(self) -> None:
-        """Free everything that the segment made, whatever still refers to it."""
-        self._tape.records.clear()
-        self._lease.roll_back()
-
-    def abort(self) -> None:
-        self._tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch's
-        self._effects.undo()
-        self.roll_back()
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", repr(function))
 
 
 class BreakableCUDAGraphCapture:
@@ -112,24 +99,30 @@ class BreakableCUDAGraphCapture:
         pool: memory of all segments.
         static_inputs: the buffers through which inputs change.
         owned: parameters and buffers of the model.
+        before_end: called at the end of each segment, inside its capture: what joins side streams, which no capture may leave open.
 
     Raises:
         BackendError: the backend cannot end a capture and go on with another one inside one pass.
     """
 
     def __init__(
-        self, backend: GraphBackend, pool: GraphPool, *, static_inputs: Iterable[Tensor] = (), owned: Iterable[Tensor] = ()
+        self,
+        backend: GraphBackend,
+        pool: GraphPool,
+        *,
+        static_inputs: Iterable[Tensor] = (),
+        owned: Iterable[Tensor] = (),
+        before_end: Callable[[], None] | None = None,
     ) -> None:
-        if not isinstance(backend, CpuGraphBackend) or not isinstance(pool, ArenaPool):
-            raise BackendError(f"breakable graphs are captured on the cpu backend only, not on {backend.name}. Use CUDAGraphWrapper there.")
+        self._make_segment, self._before_end = segment_maker(backend, pool), before_end
         self.segments: list[tuple[str, CapturedGraph | Callable[[], Any]]] = []
         self.is_capturing = False  # False inside a break
         self.output: Any = None  # of the pass; set it before the session ends, to have its origin checked
         self._backend, self._pool = backend, pool
         self._static_inputs, self._owned = tuple(static_inputs), tuple(owned)
         self._origins: Origins | None = None
-        self._segment: _CpuSegment | None = None
-        self._ended: list[_CpuSegment] = []
+        self._segment: Segment | None = None
+        self._ended: list[Segment] = []
         self._conditions = ExitStack()
         self._is_reset = False
 
@@ -153,7 +146,7 @@ class BreakableCUDAGraphCapture:
             raise CaptureError("a breakable capture cannot begin inside another one; capture the inner pass before or after the outer one.")
         with ExitStack() as conditions:
             conditions.enter_context(self._pool.exclusive())
-            for condition in (capture_session(), capture_conditions(), no_refusal_swallowed(), host_access_refused()):
+            for condition in (segment_session(self._backend), capture_conditions(), _underway()):
                 conditions.enter_context(condition)
             _thread.session = self
             conditions.callback(setattr, _thread, "session", None)
@@ -179,38 +172,47 @@ class BreakableCUDAGraphCapture:
                     segment.roll_back()
             self._ended.clear()
 
-    def add_eager(self, function: Callable[[], Any], *, name: str, given: Any) -> Any:
+    def add_eager(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """End the segment, run ``function`` eagerly, keep it for replays, begin the next segment.
 
+        Arguments that segments have made are kept weakly (:mod:`~vgraph_lab.vllm_v1.weak_ref`), so that later segments may have
+        their memory once the pass has let go of them.
+
         Args:
-            function: the operation with its arguments.
-            name: for listings and errors.
-            given: its arguments; each tensor that it returns must share memory with one of them.
+            function: the operation.
+            args: its positional arguments.
+            kwargs: its keyword arguments; each tensor that it returns must share memory with an argument.
 
         Raises:
             CaptureError: it returned a fresh tensor.
         """
         self._end(None)
-        result = function()
-        held = {storage_id(tensor) for tensor in tensors_in(given)}
+        result = function(*args, **kwargs)
+        held = {storage_id(tensor) for tensor in tensors_in((args, kwargs))}
         fresh = [tensor for tensor in tensors_in(result) if storage_id(tensor) not in held]
         if fresh:
             raise CaptureError(
-                f"{name} runs eagerly between two graph segments and returned a fresh tensor ({signature(fresh[0])}): the next segment "
-                "would go on reading its address after it is gone. Let it write into a tensor that it is given and return that, or None."
+                f"{_name(function)} runs eagerly between two graph segments and returned a fresh tensor ({signature(fresh[0])}): the next "
+                "segment would go on reading its address after it is gone. Let it write into a tensor that it is given and return that, "
+                "or None."
             )
-        self.segments.append((name, function))
+        assert self._origins is not None
+        is_made = pool_memory(self._pool, self._origins)
+        args, kwargs = tree_map(lambda v: weak_ref_tensor(v) if isinstance(v, Tensor) and is_made(v) else v, (args, kwargs))
+        self.segments.append((_name(function), functools.partial(function, *args, **kwargs)))
         self._begin()
         return result
 
     def _begin(self) -> None:
-        assert isinstance(self._pool, ArenaPool)
         assert self._origins is not None
-        self._segment, self.is_capturing = _CpuSegment(self._pool, self._origins), True
+        self._segment, self.is_capturing = self._make_segment(self._origins), True
 
     def _end(self, output: Any) -> None:
-        segment, self._segment, self.is_capturing = self._segment, None, False
+        segment = self._segment
         assert segment is not None
+        if self._before_end is not None:
+            self._before_end()
+        self._segment, self.is_capturing = None, False
         try:
             graph = segment.end(output)
         except BaseException:
@@ -263,21 +265,26 @@ class BreakableCUDAGraphCapture:
 class BreakableCUDAGraphWrapper(CUDAGraphWrapper):
     """Like :class:`~vgraph_lab.vllm_v1.CUDAGraphWrapper`, for a whole model whose attention is marked.
 
-    It serves both graph modes: in PIECEWISE, marked operations break the graph, in FULL nothing does. Entries are keyed by
+    In PIECEWISE mode, marked operations break the graph; in FULL mode nothing does. A runner wraps it in a
+    ``CUDAGraphWrapper`` of mode FULL and lets it serve PIECEWISE only. By itself, it may serve both: its entries are keyed by
     descriptor, which tells the two apart (only FULL ones name a number of requests).
 
     Args:
         runnable: the model.
         graphs: shared with the other wrappers of the model.
+        runtime_mode: FULL or PIECEWISE; None for both.
         arguments: those of ``CUDAGraphWrapper``.
     """
 
-    def __init__(self, runnable: Callable[..., Any], graphs: WrapperGraphs, **arguments: Any) -> None:
-        super().__init__(runnable, CUDAGraphMode.PIECEWISE, graphs, **arguments)
+    def __init__(
+        self, runnable: Callable[..., Any], graphs: WrapperGraphs, runtime_mode: CUDAGraphMode | None = None, **arguments: Any
+    ) -> None:
+        super().__init__(runnable, CUDAGraphMode.PIECEWISE if runtime_mode is None else runtime_mode, graphs, **arguments)
+        self._serves_both = runtime_mode is None
         self._captured_modes: dict[BatchDescriptor, CUDAGraphMode] = {}
 
     def _serves(self, mode: CUDAGraphMode) -> bool:
-        return mode is not CUDAGraphMode.NONE
+        return mode is not CUDAGraphMode.NONE if self._serves_both else super()._serves(mode)
 
     def _replay(
         self, entry: GraphEntry, batch: BatchDescriptor, context: ForwardContext, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -295,16 +302,19 @@ class BreakableCUDAGraphWrapper(CUDAGraphWrapper):
     ) -> GraphEntry:
         graphs = self.graphs
         backend, pool, owned = graphs.backend, graphs.pool, owned_tensors(self._modules)
-        capture = BreakableCUDAGraphCapture(backend, pool, static_inputs=tuple(buffers.values()), owned=owned)
-        segments_before, start = pool.segments(), perf_counter()
-        for _ in range(self.cudagraph_options.num_warmups):
-            # Not audited: breaks may do what a graph may not, and the tape checks each segment.
-            backend.warm_up(run, static_inputs=(), owned=(), audit=False)
+        join = None if self._offloader is None else self._offloader.join_after_forward
+        capture = BreakableCUDAGraphCapture(backend, pool, static_inputs=tuple(buffers.values()), owned=owned, before_end=join)
+        segments_before, free_before, start = pool.segments(), backend.memory().free_bytes, perf_counter()
+        with _underway():
+            for _ in range(self.cudagraph_options.num_warmups):
+                # Not audited: breaks may do what a graph may not, and the tape checks each segment.
+                backend.warm_up(run, static_inputs=(), owned=(), audit=False)
+            backend.synchronize()
         warm = perf_counter()
         order = graphs.next_order()
         gc.collect() if order == 0 else gc.collect(1)  # once, not per segment; after the first one, what came since is young
         collected = perf_counter()
-        with capture:
+        with _no_collection(), capture:
             output = capture.output = run()
         try:
             counts = count_nodes(capture.nodes())
@@ -317,7 +327,7 @@ class BreakableCUDAGraphWrapper(CUDAGraphWrapper):
                 output_bytes=nbytes(output),
                 pool_reserved_before_bytes=reserved_bytes(segments_before),
                 pool_reserved_after_bytes=reserved_bytes(segments),
-                device_delta_bytes=None,
+                device_delta_bytes=None if backend.device.type == "cpu" else free_before - backend.memory().free_bytes,
                 warmup_s=warm - start,
                 capture_s=perf_counter() - collected,
                 gc_s=collected - warm,

@@ -82,7 +82,8 @@ def synchronize_dp_ranks(proposals: Sequence[DPProposal], num_ubatches: int) -> 
 
     * The mode is the smallest proposed: a rank without a graph makes all of them eager.
     * Batches are split if all ranks propose it and no rank's last part would be all padding, judged by the smallest
-      batch in the size of the largest.
+      batch in the size of the largest. With fewer tokens than parts, they are not (vLLM makes empty parts there; its
+      thresholds are larger).
     * With graphs or with micro-batches, all are padded to the largest; otherwise each keeps its own size.
 
     Args:
@@ -98,7 +99,7 @@ def synchronize_dp_ranks(proposals: Sequence[DPProposal], num_ubatches: int) -> 
     smallest = min(proposal.num_tokens_unpadded for proposal in proposals)
     largest = max(proposal.num_tokens_padded for proposal in proposals)
     wanted = all(proposal.should_ubatch for proposal in proposals)
-    should_ubatch = wanted and not is_last_ubatch_empty(smallest, largest, num_ubatches)
+    should_ubatch = wanted and largest >= num_ubatches and not is_last_ubatch_empty(smallest, largest, num_ubatches)
     if mode is not CUDAGraphMode.NONE or should_ubatch:
         return DPAgreement(should_ubatch, (largest,) * len(proposals), mode)
     return DPAgreement(should_ubatch, tuple(proposal.num_tokens_padded for proposal in proposals), mode)

@@ -34,6 +34,7 @@ class ForwardContext:
         num_tokens: real tokens of the batch; None if nobody counts (warm-up, capture).
         num_tokens_across_dp: tokens of each data-parallel rank, padding included.
         fallback_reason: why a batch without a graph has none; wrappers count it. None: a pass that is not to be counted.
+        is_counted: whether statistics count the pass; not a dummy one, which serves nobody.
         additional_kwargs: anything else that a model wants to find.
 
     Raises:
@@ -47,6 +48,7 @@ class ForwardContext:
     num_tokens: int | None = None
     num_tokens_across_dp: tuple[int, ...] | None = None
     fallback_reason: FallbackReason | None = None
+    is_counted: bool = True
     additional_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

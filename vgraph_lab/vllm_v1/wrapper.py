@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
 from vgraph_lab.errors import ConfigError, ForkedProcessError, ReplayError
-from vgraph_lab.graphs import Buffers, Descriptor, GraphEntry, Resolution, Routine, StatsSink, Target
-from vgraph_lab.graphs.backends.base import GraphBackend
+from vgraph_lab.graphs import GraphEntry, Target
 from vgraph_lab.graphs.capture import capture_entry, is_capture_underway
 from vgraph_lab.graphs.structure import clone, nbytes
 
 from .arguments import Arguments, named_leaves
 from .descriptor import BatchDescriptor
-from .forward_context import ForwardContext, get_forward_context, is_forward_context_available
+from .forward_context import ForwardContext, get_forward_context, is_forward_context_available, override_forward_context
 from .modes import CUDAGraphMode
 from .monitor import validate_cudagraph_capturing_enabled
+from .weak_ref import weak_ref_tensors
+from .wrapper_graphs import WrappedRoutine, WrapperGraphs
 
-__all__ = ["CUDAGraphOptions", "CUDAGraphWrapper", "Offloader", "WrapperGraphs"]
+__all__ = ["CUDAGraphOptions", "CUDAGraphWrapper", "Offloader"]
 
 
 class Offloader(Protocol):
@@ -42,85 +43,16 @@ class CUDAGraphOptions:
         num_warmups: eager runs before each capture. They run for real, so work that changes its inputs changes them.
         clone_output: results own their memory. Off, as in vLLM: a result is the graph's own output, which the next
             graph of the pool may overwrite, and which the next piece of the model may read at a fixed address.
+        weak_ref_output: do not keep the output's memory from later captures of the pool. The result is then good until the next
+            graph of the pool replays; what is safe and why, see :mod:`~vgraph_lab.vllm_v1.weak_ref`. As in vLLM, for the last
+            piece of a model, whose result its caller reads at once.
         debug: check each replay's arguments against those of the capture, and name the one that differs.
     """
 
     num_warmups: int = 1
     clone_output: bool = False
+    weak_ref_output: bool = False
     debug: bool = False
-
-
-class WrapperGraphs:
-    """What the wrappers of one model share: backend, pool, statistics, and all graphs in the order of their captures."""
-
-    def __init__(self, backend: GraphBackend) -> None:
-        self.backend, self.pool, self.sink = backend, backend.create_pool(), StatsSink()
-        self.wrappers: dict[str, CUDAGraphWrapper] = {}
-        self._captures = 0
-        self.process = os.getpid()
-
-    def add(self, wrapper: CUDAGraphWrapper) -> None:
-        """Take a wrapper in.
-
-        Raises:
-            ConfigError: another one has its id.
-        """
-        if wrapper.target_id in self.wrappers:
-            raise ConfigError(f"two wrappers are called {wrapper.target_id!r}. Give each piece of the model an id of its own.")
-        self.wrappers[wrapper.target_id] = wrapper
-
-    def next_order(self) -> int:
-        """The position of the next capture; callers hold the pool."""
-        self._captures += 1
-        return self._captures - 1
-
-    def in_capture_order(self) -> list[GraphEntry]:
-        """All graphs, first captured first."""
-        found = [entry for wrapper in self.wrappers.values() for entry in wrapper.concrete_cudagraph_entries.values()]
-        return sorted(found, key=lambda entry: entry.cost.order)
-
-    def clear(self) -> None:
-        """Release every graph and the pool's memory. Wrappers stay, and may capture again. Safe to call twice."""
-        with self.pool.exclusive():
-            for wrapper in self.wrappers.values():
-                wrapper.clear_graphs()
-            self.backend.release_cached_memory()
-            self._captures = 0
-
-
-@dataclass
-class _RunnableRoutine(Routine[Any]):
-    """One call of a runnable, as a capture wants it."""
-
-    runnable: Callable[[], Any]
-    modules: Iterable[nn.Module] = field(default_factory=tuple)
-
-    def captured_modules(self) -> Iterable[nn.Module]:
-        return self.modules
-
-    def forward_for_capture(self, descriptor: Descriptor, buffers: Buffers) -> Any:
-        return self.runnable()
-
-    def prepare_for_capture(self, descriptor: Descriptor, buffers: Buffers) -> None:
-        """Nothing: the caller has filled its arguments."""
-
-    def validate_runtime_inputs(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError("a wrapper replays by itself")
-
-    def resolve(self, *args: Any, **kwargs: Any) -> Resolution:
-        raise NotImplementedError("a wrapper is told its descriptor by the forward context")
-
-    def allocate_buffers(self, descriptor: Descriptor) -> Buffers:
-        raise NotImplementedError("a wrapper's arguments are its buffers")
-
-    def copy_runtime_inputs(self, descriptor: Descriptor, buffers: Buffers, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError("a wrapper's caller writes into its own buffers")
-
-    def output_after_replay(self, descriptor: Descriptor, buffers: Buffers, output: Any, *args: Any, **kwargs: Any) -> Any:
-        return output
-
-    def eager_call(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError("a wrapper calls its runnable itself")
 
 
 class CUDAGraphWrapper:
@@ -165,11 +97,12 @@ class CUDAGraphWrapper:
         self.runnable, self.runtime_mode, self.graphs, self.target_id = runnable, runtime_mode, graphs, target_id
         self.cudagraph_options = cudagraph_options or CUDAGraphOptions()
         self.concrete_cudagraph_entries: dict[BatchDescriptor, GraphEntry] = {}
-        owner = runnable if isinstance(runnable, nn.Module) else getattr(runnable, "__self__", None)
+        inner = self.unwrap()
+        owner = inner if isinstance(inner, nn.Module) else getattr(inner, "__self__", None)
         self._modules = (*((owner,) if isinstance(owner, nn.Module) else ()), *modules)
         self._static_tensors = {} if static_tensors is None else static_tensors
         self._offloader = offloader
-        self._arguments = Arguments(runnable)
+        self._arguments = Arguments(inner)
         self._constants: dict[BatchDescriptor, dict[str, Any]] = {}
         self._recorder = graphs.sink.recorder(target_id)
         self._is_audited = False
@@ -182,23 +115,39 @@ class CUDAGraphWrapper:
         return getattr(runnable, key)
 
     def unwrap(self) -> Callable[..., Any]:
-        """The plain callable."""
-        return self.runnable
+        """The plain callable, under all wrappers."""
+        inner = getattr(self.runnable, "unwrap", None)
+        return self.runnable if inner is None else cast("Callable[..., Any]", inner())
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """Whose parameters and buffers the graphs read."""
+        return self._modules
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         context = get_forward_context() if is_forward_context_available() else ForwardContext()
         mode, batch = context.cudagraph_runtime_mode, context.batch_descriptor
         if not self._serves(mode) or batch is None or is_capture_underway() or self.graphs.backend.is_capturing():
-            if mode is CUDAGraphMode.NONE and context.fallback_reason is not None and context.runtime_key is not None:
-                self._recorder.record_fallback(context.runtime_key, context.fallback_reason)
-            return self.runnable(*args, **kwargs)
+            return self._run_eagerly(context, args, kwargs)
         with self.graphs.pool.exclusive():
             entry = self.concrete_cudagraph_entries.get(batch)
             if entry is not None:
                 return self._replay(entry, batch, context, args, kwargs)
             entry = self._capture(batch, context, args, kwargs)
             entry.graph.replay()
-            return self._result(entry)
+            result = self._result(entry)
+            if self.cudagraph_options.weak_ref_output:
+                entry.output = weak_ref_tensors(entry.output)  # this call's result still holds it
+            return result
+
+    def _run_eagerly(self, context: ForwardContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The plain call. A batch without a graph is counted once: by the outermost wrapper."""
+        is_counted = context.is_counted and not context.cudagraph_runtime_mode
+        if not is_counted or context.fallback_reason is None or context.runtime_key is None:
+            return self.runnable(*args, **kwargs)
+        self._recorder.record_fallback(context.runtime_key, context.fallback_reason)
+        with override_forward_context(replace(context, fallback_reason=None)):
+            return self.runnable(*args, **kwargs)
 
     def _serves(self, mode: CUDAGraphMode) -> bool:
         """Whether calls in this mode are this wrapper's to replay."""
@@ -238,7 +187,7 @@ class CUDAGraphWrapper:
         entry = capture_entry(
             self.graphs.backend,
             self.graphs.pool,
-            Target(self.target_id, _RunnableRoutine(run, self._modules)),
+            Target(self.target_id, WrappedRoutine(self._modules, run)),
             batch,
             buffers,
             static_buffer_bytes=static_buffer_bytes,
@@ -265,8 +214,9 @@ class CUDAGraphWrapper:
         except BaseException as error:
             self._recorder.record_replay_error(key, batch, error)
             raise
-        entry.touch()
-        self._recorder.record_graph_hit(key, batch)
+        if context.is_counted:
+            entry.touch()
+            self._recorder.record_graph_hit(key, batch)
         return output
 
     def _result(self, entry: GraphEntry) -> Any:

@@ -1,0 +1,392 @@
+"""The runner of this path: requests in, logits out; in between, buffers, dispatch, wrappers and their graphs.
+
+::
+
+    execute_model ─▶ RequestTable ─▶ dispatch ─▶ InputBuffers ─▶ forward context ─▶ CUDAGraphWrapper (FULL)
+                     blocks, slots   pad, agree   one copy                             └▶ BreakableCUDAGraphWrapper (PIECEWISE)
+                                                                                            └▶ the model
+
+The two wrappers are nested as in vLLM, and each serves one mode. While one captures, the other is a plain call. So a batch meets
+exactly one graph, and no shape is captured twice. Where batches are split, ``UBatchWrapper`` stands in the place of the outer one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vgraph_lab.errors import ConfigError, InputError, LifecycleError
+from vgraph_lab.graphs import CaptureOutcome, CaptureProgress, CaptureReport, ManagerState
+from vgraph_lab.graphs.backends import create_backend, execution_lock
+from vgraph_lab.graphs.backends.base import GraphBackend
+from vgraph_lab.graphs.structure import nbytes
+
+from .breakable import BreakableCUDAGraphWrapper
+from .descriptor import BatchDescriptor
+from .execution import ExecutionExplanation, explain_batch_execution
+from .forward_context import get_forward_context, set_forward_context
+from .input_batch import InputBatch, ScheduledRequest
+from .loaded_model import LoadedModel, SupportsVllmV1
+from .model_wrappers import EAGER_TARGET, PIECEWISE_TARGET, UBATCH_TARGET, planned_graphs, wrap_model
+from .modes import CUDAGraphMode
+from .monitor import cudagraph_capturing
+from .offloader import PrefetchOffloader
+from .outputs import ModelRunnerOutput
+from .parallel import ParallelConfig
+from .parity import ParityReport, check_parity
+from .runner_config import RunnerConfig
+from .ubatch import UBatchSlices, maybe_create_ubatch_slices
+from .ubatch_wrapper import UBatchWrapper
+from .ubatching import dbo_current_ubatch_id
+from .wrapper_graphs import WrapperGraphs
+
+__all__ = ["GPUModelRunner"]
+
+_NONE, _PIECEWISE, _FULL = CUDAGraphMode.NONE, CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL
+
+
+class GPUModelRunner:
+    """Runs one model with paged KV cache and graphs; the counterpart of ``vllm.v1.worker.gpu_model_runner.GPUModelRunner`` (0.25.1).
+
+    ::
+
+        runner = GPUModelRunner(RunnerConfig(cudagraph_capture_sizes=(1, 2, 4, 8)), device="cpu")
+        runner.load_model(WorkloadModel(WorkloadConfig()))
+        print(runner.capture_model())
+        output = runner.execute_model([ScheduledRequest("a", [1, 2, 3]), ScheduledRequest("b", [5])])
+        runner.shutdown()
+
+    Args:
+        config: see there.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; or a backend.
+        parallel_config: data-parallel ranks and micro-batches.
+        dp_group: a gloo group of these ranks; by default the whole world.
+        offloader: keeps weights on the host; not with micro-batches, where each layer runs several times per step.
+
+    Raises:
+        ConfigError: settings contradict each other.
+    """
+
+    def __init__(
+        self,
+        config: RunnerConfig,
+        device: str | torch.device | GraphBackend = "auto",
+        *,
+        parallel_config: ParallelConfig | None = None,
+        dp_group: dist.ProcessGroup | None = None,
+        offloader: PrefetchOffloader | None = None,
+    ) -> None:
+        self.config, self.parallel_config = config, parallel_config or ParallelConfig()
+        if self.parallel_config.use_ubatching and offloader is not None:
+            raise ConfigError(
+                "an offloader fetches a layer's weights once per step, micro-batches need them several times. Use one of both."
+            )
+        self.backend = create_backend(device) if isinstance(device, str | torch.device) else device
+        self.device = self.backend.device
+        self.cudagraph_dispatcher = config.dispatcher()
+        self.graphs = WrapperGraphs(self.backend, config)
+        self._dp_group, self._offloader = dp_group, offloader
+        self._lock = execution_lock(self.device)
+        self._loaded: LoadedModel | None = None
+
+    # ------------------------------------------------------------------------------------------------ lifecycle
+
+    def load_model(self, model: nn.Module) -> None:
+        """Take a model: allocate its KV cache and input buffers, find out its scratch memory, and wrap it.
+
+        Raises:
+            ConfigError: the model lacks what this path needs, is elsewhere, or does not go with the settings.
+            LifecycleError: a model is loaded already.
+        """
+        with self._lock:
+            if self._loaded is not None or self.graphs.state is not ManagerState.NEW:
+                raise LifecycleError("this runner has or had a model. Make another runner for another model.")
+            if not isinstance(model, SupportsVllmV1):
+                raise ConfigError(f"{type(model).__name__} cannot run here: it lacks what SupportsVllmV1 names. WorkloadModel has it.")
+            self._check_model(model)
+            self._loaded = loaded = LoadedModel(model, self.config, self.device)
+            try:
+                if self._offloader is not None:
+                    self._offloader.wrap_modules(list(model.layers))
+                if self.parallel_config.use_ubatching:
+                    model.workspace.divide(self.parallel_config.num_ubatches, dbo_current_ubatch_id)
+                self.profile_run()
+                loaded.callable = self._wrap(loaded)
+            except BaseException:
+                model.bind_kv_cache(None)
+                self._loaded = None
+                raise
+            self.graphs.plan = planned_graphs(self.cudagraph_dispatcher, self.parallel_config)
+
+    def get_model(self) -> nn.Module:
+        """The loaded model, under all wrappers."""
+        model: nn.Module = self._need().model
+        return model
+
+    def profile_run(self) -> None:
+        """Run the largest batch once, eagerly and without attention: the workspace gets its final size."""
+        lens = _spread(self.config.max_num_batched_tokens, self.config.max_num_seqs)
+        self._dummy_run(lens, _NONE, BatchDescriptor(self.config.max_num_batched_tokens), is_profile=True)
+
+    def capture_model(self, progress: Callable[[CaptureProgress], None] | None = None) -> CaptureReport:
+        """Capture all graphs: PIECEWISE first, then FULL, the largest first, into one pool. Afterwards nothing is captured any more,
+        and the workspace is locked.
+
+        Args:
+            progress: called before each graph and once at the end.
+
+        Raises:
+            LifecycleError: there is no model, or it was captured before.
+            Exception: a capture failed. All graphs are released then; the call may be repeated.
+        """
+        with self._lock:
+            loaded, graphs = self._need(), self.graphs
+            if graphs.state is not ManagerState.NEW:
+                raise LifecycleError(f"capture_model() needs a runner that has not captured yet, this one is {graphs.state.value}.")
+            graphs.state, graphs.memory_before, start = ManagerState.CAPTURING, self.backend.memory(), perf_counter()
+            try:
+                with cudagraph_capturing():
+                    for done, (target_id, batch) in enumerate(graphs.plan):
+                        if progress is not None:
+                            progress(CaptureProgress(done, len(graphs.plan), target_id, batch))
+                        mode = _PIECEWISE if target_id == PIECEWISE_TARGET else _FULL
+                        reqs = batch.num_reqs or min(batch.num_tokens, self.config.max_num_seqs)
+                        lens = [self.config.uniform_decode_query_len] * reqs if batch.uniform else _spread(batch.num_tokens, reqs)
+                        self._dummy_run(lens, mode, batch, should_ubatch=target_id == UBATCH_TARGET)
+                if progress is not None:
+                    progress(CaptureProgress(len(graphs.plan), len(graphs.plan), None, None))
+            except BaseException:
+                graphs.clear()
+                graphs.state = ManagerState.NEW
+                self._restart_offloader()
+                raise
+            loaded.model.workspace.lock()
+            graphs.state = ManagerState.READY
+            graphs.report = self._report(perf_counter() - start)
+            return graphs.report
+
+    def shutdown(self) -> None:
+        """Release graphs, requests, cache and model. Safe to call twice; statistics can still be read."""
+        with self._lock:
+            loaded, self._loaded = self._loaded, None
+            self.graphs.clear()
+            self.graphs.state = ManagerState.CLEARED
+            if loaded is not None:
+                if isinstance(loaded.callable, UBatchWrapper):
+                    loaded.callable.shutdown()
+                loaded.model.workspace.unlock()
+                loaded.model.bind_kv_cache(None)
+
+    # ------------------------------------------------------------------------------------------------ steps
+
+    def execute_model(
+        self, scheduled: Sequence[ScheduledRequest], *, finished_req_ids: Collection[str] = (), return_hidden_states: bool = False
+    ) -> ModelRunnerOutput:
+        """Run one step. With several data-parallel ranks, every rank runs one at the same time, or :meth:`execute_dummy_batch`.
+
+        Args:
+            scheduled: requests with their next tokens.
+            finished_req_ids: requests that ended before; unknown ids are no error.
+            return_hidden_states: copy those out, too.
+
+        Raises:
+            InputError: the batch is not acceptable; nothing has changed but for the ends of ``finished_req_ids``.
+            LifecycleError: the runner is not ready; or a graph would have to be captured now.
+            Exception: the step failed. Its requests are as they were before it.
+        """
+        with self._lock, self.graphs.pool.exclusive():
+            loaded = self._ready()
+            loaded.requests.finish(finished_req_ids)
+            batch = self._prepare(loaded, scheduled)
+            try:
+                explanation, hidden = self._step(loaded, batch)
+                with torch.no_grad():
+                    logits = loaded.model.compute_logits(hidden.index_select(0, loaded.buffers.last_token_indices(batch.num_reqs)))
+                    kept = hidden[: batch.num_tokens].clone() if return_hidden_states else None
+            except BaseException:
+                loaded.requests.give_up(batch)
+                self._restart_offloader()
+                raise
+            loaded.requests.commit(batch)
+            return ModelRunnerOutput(batch.req_ids, logits, kept, explanation)
+
+    def execute_dummy_batch(self) -> ExecutionExplanation:
+        """Take part in a step without requests of its own: other ranks wait for this one, and for its experts.
+
+        Raises:
+            LifecycleError: the runner is not ready.
+        """
+        with self._lock, self.graphs.pool.exclusive():
+            loaded = self._ready()
+            batch = InputBatch.dummy([self.config.uniform_decode_query_len], loaded.requests.max_blocks)
+            return self._step(loaded, batch, is_counted=False)[0]
+
+    def explain(self, num_scheduled_tokens: Sequence[int]) -> ExecutionExplanation:
+        """How a batch of requests with so many tokens each would run, and why; nothing runs. Other ranks must ask at the same time.
+
+        Raises:
+            InputError: there is no request, or one without tokens.
+        """
+        return self._explain(np.asarray(num_scheduled_tokens, np.int64))
+
+    def check_parity(self, scheduled: Sequence[ScheduledRequest], *, atol: float = 1e-5, rtol: float = 1e-4) -> ParityReport:
+        """Compare a step's breakable graph with eager (:func:`~vgraph_lab.vllm_v1.parity.check_parity`); the step is not taken.
+
+        Raises:
+            InputError: the batch is not acceptable, or does not run in PIECEWISE mode.
+            LifecycleError: the runner is not ready.
+        """
+        with self._lock, self.graphs.pool.exclusive():
+            loaded = self._ready()
+            batch = self._prepare(loaded, scheduled)
+
+            def compare(*inputs: Tensor) -> ParityReport:
+                mode = get_forward_context().cudagraph_runtime_mode
+                if mode is not _PIECEWISE:
+                    raise InputError(f"the batch runs as {mode}; only a PIECEWISE graph has segments to compare.")
+                wrapper = self.graphs.wrappers[PIECEWISE_TARGET]
+                assert isinstance(wrapper, BreakableCUDAGraphWrapper)
+                return check_parity(wrapper, *inputs, atol=atol, rtol=rtol)
+
+            try:
+                report: ParityReport = self._step(loaded, batch, is_counted=False, model=compare)[1]
+            finally:
+                loaded.requests.give_up(batch)
+            return report
+
+    def finish_requests(self, req_ids: Collection[str]) -> list[str]:
+        """End requests and free their blocks; returns those that were live."""
+        with self._lock:
+            return self._need().requests.finish(req_ids)
+
+    def num_computed_tokens(self, req_id: str) -> int:
+        """How many tokens of a request are in the KV cache; 0 for one that is not live."""
+        return self._need().requests.num_computed_tokens(req_id)
+
+    # ------------------------------------------------------------------------------------------------ inside
+
+    def _wrap(self, loaded: LoadedModel) -> Callable[..., Any]:
+        modules = (loaded.kv_cache, *(() if self._offloader is None else (self._offloader.host,)))
+        memory = loaded.model.workspace.tensors()
+        return wrap_model(loaded.model, self.graphs, self.config, self.parallel_config, modules, memory, self._offloader)
+
+    def _prepare(self, loaded: LoadedModel, scheduled: Sequence[ScheduledRequest]) -> InputBatch:
+        limits = {"max_num_seqs": self.config.max_num_seqs, "max_num_batched_tokens": self.config.max_num_batched_tokens}
+        return loaded.requests.prepare(scheduled, **limits)
+
+    def _step(
+        self, loaded: LoadedModel, batch: InputBatch, *, is_counted: bool = True, model: Callable[..., Any] | None = None
+    ) -> tuple[ExecutionExplanation, Any]:
+        explanation = self._explain(batch.num_scheduled_tokens)
+        done, reason = explanation.execution, explanation.fallback_reason
+        if is_counted and reason is not None and not self.graphs.wrappers:
+            self.graphs.sink.recorder(EAGER_TARGET).record_fallback(BatchDescriptor(batch.num_tokens), reason)
+        fields = {
+            "num_tokens": batch.num_tokens,
+            "fallback_reason": reason,
+            "is_counted": is_counted,
+            "ubatch_slices": self._slices(done.should_ubatch, batch, done.batch_descriptor),
+            "num_tokens_across_dp": done.num_tokens_across_dp,
+        }
+        return explanation, self._forward(loaded, batch, done.cudagraph_mode, done.batch_descriptor, fields, model or loaded.callable)
+
+    def _explain(self, tokens: NDArray[np.int64]) -> ExecutionExplanation:
+        counts = (int(tokens.sum()), len(tokens), tokens, int(tokens.max(initial=0)))
+        return explain_batch_execution(self.cudagraph_dispatcher, self.parallel_config, *counts, dp_group=self._dp_group)
+
+    def _slices(self, should_ubatch: bool, batch: InputBatch, padded: BatchDescriptor) -> UBatchSlices | None:
+        reqs, parts = padded.num_reqs or batch.num_reqs, self.parallel_config.num_ubatches
+        return maybe_create_ubatch_slices(should_ubatch, batch.num_scheduled_tokens, padded.num_tokens, reqs, parts)[1]
+
+    def _forward(
+        self,
+        loaded: LoadedModel,
+        batch: InputBatch,
+        mode: CUDAGraphMode,
+        padded: BatchDescriptor,
+        fields: Mapping[str, Any],
+        model: Callable[..., Any],
+        *,
+        is_profile: bool = False,
+    ) -> Any:
+        loaded.buffers.fill(batch, padded.num_tokens, padded.num_reqs or batch.num_reqs)
+        metadata = None if is_profile else loaded.metadata(batch, mode, padded, fields.get("ubatch_slices"))
+        with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=padded, **fields), torch.no_grad():
+            return model(*loaded.buffers.model_inputs(padded.num_tokens))
+
+    def _dummy_run(
+        self,
+        lens: Sequence[int],
+        mode: CUDAGraphMode,
+        padded: BatchDescriptor,
+        *,
+        should_ubatch: bool = False,
+        is_profile: bool = False,
+    ) -> None:
+        """Run requests of so many tokens that leave nothing behind. All ranks do so at the same time, with the same sizes."""
+        loaded, ranks = self._need(), self.parallel_config.data_parallel_size
+        batch = InputBatch.dummy(lens, loaded.requests.max_blocks)
+        fields = {
+            "num_tokens_across_dp": (padded.num_tokens,) * ranks if ranks > 1 else None,
+            "ubatch_slices": self._slices(should_ubatch, batch, padded),
+        }
+        self._forward(loaded, batch, mode, padded, fields, loaded.callable, is_profile=is_profile)
+
+    def _restart_offloader(self) -> None:
+        if self._offloader is not None:
+            self._offloader.restart()
+
+    def _report(self, seconds: float) -> CaptureReport:
+        entries, mode = self.graphs.entries(), self.config.mode
+        why = {} if mode else {type(self.get_model()).__name__: "graphs are off (cudagraph_mode NONE, or enforce_eager)"}
+        return CaptureReport(
+            device=str(self.device),
+            outcomes=[CaptureOutcome(entry.target_id, entry.descriptor, entry.cost) for entry in entries],
+            eager_targets=why,
+            seconds=seconds,
+            static_buffer_bytes=nbytes([dict(entry.buffers) for entry in entries]),
+            pool_reserved_bytes=self.graphs.pool.reserved_bytes,
+            free_bytes=self.backend.memory().free_bytes,
+        )
+
+    def _check_model(self, model: SupportsVllmV1) -> None:
+        device = next(iter(model.layers.parameters())).device
+        if device != self.device:
+            raise ConfigError(f"the model is on {device}, the runner on {self.device}. Make the model with device='{self.device}'.")
+        self.config.check(model.config.max_model_len)
+        ranks, exchange = self.parallel_config.data_parallel_size, model.exchange
+        if not model.config.num_experts:
+            return
+        if exchange.world_size > 1 and exchange.world_size != ranks:
+            raise ConfigError(
+                f"experts are divided among {exchange.world_size} ranks, data_parallel_size is {ranks}. Let them be the same."
+            )
+        if self.config.mode.has_full_cudagraphs() and not exchange.is_capturable:
+            raise ConfigError(
+                f"cudagraph_mode: {self.config.mode} has FULL graphs, which cannot hold the exchange of experts over gloo: the host does "
+                "that work. Use PIECEWISE or NONE here, or NCCL on CUDA devices."
+            )
+
+    def _need(self) -> LoadedModel:
+        if self._loaded is None:
+            raise LifecycleError("no model is loaded. Call load_model(model) on a new runner.")
+        return self._loaded
+
+    def _ready(self) -> LoadedModel:
+        loaded = self._need()
+        if not self.graphs.is_ready:
+            raise LifecycleError(f"the runner is {self.graphs.state.value}. Call capture_model() once before the first step.")
+        return loaded
+
+
+def _spread(tokens: int, reqs: int) -> list[int]:
+    """Tokens over at most so many requests, as evenly as can be."""
+    each, rest = divmod(tokens, reqs)
+    return [each + (number < rest) for number in range(reqs) if each + (number < rest)]
