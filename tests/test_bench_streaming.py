@@ -110,13 +110,15 @@ def test_the_table(record: MeasurementRecord) -> None:
 
 
 def test_the_table_of_a_gpu(record: MeasurementRecord) -> None:
-    rows = [{**row, "graphs_steady_burst_host_us": 123.0 if row["batch_size"] == 1 else None} for row in record.rows]
+    burst = "graphs_steady_burst_host_us"
+    fixed = [{key: 12.34 if key.endswith("_ms") and value else value for key, value in row.items()} for row in record.rows]  # not a slow CPU's
+    rows = [{**row, burst: 123.0 if row["batch_size"] == 1 else None} for row in fixed]
     text = shown(replace(record, rows=rows, machine={**record.machine, "cuda": "13.0"}), width=80)
     assert "…" not in text, "it fits a terminal"
     headings = " ".join(text.splitlines()[1:3]).split()
     assert [headings.count(word) for word in ("host", "first", "steady", "growing", "burst")] == [2, 2, 2, 1, 1]
-    (burst,) = [line for line in text.splitlines() if "0.12" in line and "graphs" in line][:1]
-    assert burst.split()[-1] == "0.12"
+    (line,) = [line for line in text.splitlines() if "0.12" in line and "graphs" in line][:1]
+    assert line.split()[-1] == "0.12"
 
 
 def test_requests_too_short_for_a_steady_state(tiny_decoder: Code2WavDecoder, record: MeasurementRecord) -> None:

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vgraph_lab.cli import app, main
+from vgraph_lab.errors import InputError
 from vgraph_lab.inspect import Recording, entries_table
 
 runner = CliRunner()
@@ -298,6 +299,13 @@ def test_the_planner_s_bench_prints_a_table_and_writes_a_record(tmp_path: Path) 
     assert "50 calls" in result.stdout
     assert "streamed calls" in result.stdout
     assert [row["calls"] for row in json.loads(output.read_text())["rows"]] == [50, 50, 50]
+    again = runner.invoke(app, ["bench", "planner", "--calls", "50", "--repeats", "1", "--output", str(output)])
+    assert isinstance(again.exception, InputError)
+    assert "nothing is written over" in str(again.exception)
+    assert json.loads(output.read_text())["rows"]
+    anew = runner.invoke(app, ["bench", "planner", "--calls", "60", "--repeats", "1", "--output", str(output), "--overwrite"])
+    assert anew.exit_code == 0, anew.output
+    assert json.loads(output.read_text())["rows"][0]["calls"] == 60
     printed = runner.invoke(app, ["bench", "planner", "--calls", "50", "--repeats", "1", "--json"])
     assert json.loads(printed.stdout)["bench"] == "planner"
     assert runner.invoke(app, ["bench", "planner", "--calls", "0"]).exit_code == 2

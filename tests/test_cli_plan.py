@@ -120,6 +120,10 @@ def test_limits_are_kept(streaming: Path) -> None:
     assert planned(streaming, "--max-capture-s", str(quick))["recommended"]["capture_s"] == quick
 
 
+def test_no_limit_can_be_said_in_words(streaming: Path) -> None:
+    assert planned(streaming, "--budget-mib", "inf")["recommended"] == planned(streaming)["recommended"]
+
+
 def test_costs_of_elsewhere_decide(streaming: Path, tmp_path: Path) -> None:
     """Graphs that help are recommended; of graphs that are slower than eager, none are, which the exit code says."""
     helpful = planned(streaming, "--costs", str(costs_file(tmp_path, graphs_help=True)))

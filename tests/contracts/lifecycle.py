@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 import multiprocessing
@@ -446,6 +447,9 @@ class LifecycleContract(ManagerSuite):
         with pytest.raises(LifecycleError, match="cannot be replaced"):
             exec(change, {"b": buffers})
         assert list(buffers) == ["x"]
+        copies = [copy.copy(buffers), copy.deepcopy(buffers)]
+        assert [type(each) for each in copies] == [dict, dict]
+        assert copies[0]["x"] is buffers["x"] is not copies[1]["x"]
 
     @pytest.mark.parametrize("step", ["copy_runtime_inputs", "output_after_replay"])
     def test_a_target_called_during_a_replay_runs_eager(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from inspect_streaming import tiny_runner
 
@@ -65,6 +67,26 @@ def test_a_recording_gives_the_same_table(make_manager, tmp_path):
     loaded = Recording.load(record(manager).save(tmp_path / "x.vgl"))
     assert loaded.segments == pool_layout(manager) != ()
     assert segments_table(loaded).equals(table)
+
+
+def test_a_recording_of_before_segments_were_kept_says_so(make_manager):
+    manager, _ = make_manager(Descriptor(1, 4))
+    manager.capture()
+    old = replace(record(manager), segments=None)
+    with pytest.raises(InputError, match="before segments of the pool were kept"):
+        segments_table(old)
+
+
+def test_segments_come_in_the_order_of_their_captures_whatever_the_pool_s_order(make_manager, monkeypatch):
+    manager, _ = make_manager(Descriptor(64, 4000), Descriptor(1, 2))
+    manager.capture()
+    segments = manager.pool.segments()
+    assert len({entry.cost.segment_addresses for entry in manager.entries()}) > 1
+    table = segments_table(manager)
+    monkeypatch.setattr(manager.pool, "segments", lambda: segments[::-1])
+    assert segments_table(manager)["made_by"].tolist() != []
+    first = manager.entries()[0]
+    assert segments_table(manager)["made_by"].iloc[0] == table["made_by"].iloc[0] == f"{first.target_id} {first.descriptor}"
 
 
 def test_before_a_capture_there_is_nothing(make_manager):

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 import vgraph_lab as vg
 from vgraph_lab.config import ConnectorConfig, VocoderGraphSettings
 from vgraph_lab.errors import ConfigError, FallbackReason, InputError, LifecycleError
 from vgraph_lab.inspect import coverage_table
-from vgraph_lab.inspect.planner import StatelessGrid, StreamingGrid, replay_traffic, traffic_table
+from vgraph_lab.inspect.planner import Choice, StatelessGrid, StreamingGrid, replay_traffic, traffic_table
 from vgraph_lab.inspect.planner.forecast import Forecaster, traffic_from
 from vgraph_lab.inspect.planner.outcome import OUTCOME_COLUMNS, compare_outcome, resolve_traffic
+from vgraph_lab.inspect.planner.shapes import Shape
 from vgraph_lab.qwen3_tts.stateless import stateless_target
 from vgraph_lab.views import CaptureExplorer
 
@@ -236,6 +238,67 @@ def test_graphs_that_do_not_exist_serve_nobody(tiny_decoder):
         assert {kind.descriptor for kind in found.counts if kind.descriptor} <= existing
         row = compare_outcome(forecast, stateless_traffic(), manager).set_index("figure").loc["calls in graphs"]
         assert row["difference"] == pytest.approx(100 * (found.hits() / 62 - 1))
+
+
+def test_graphs_that_came_lazily_exist_too(tiny_decoder):
+    """The same calls again: whatever was captured on the way serves them, and only that."""
+    lazy = {"targets": {"qwen3_tts.stateless": {"enable_lazy_capture": True, "max_extra_graphs": 2}}}
+    target = stateless_target(tiny_decoder, bucket_frames=(3,), batch_sizes=(1,))
+    with vg.VocoderCUDAGraphManager(vg.create_backend("cpu"), [target], VocoderGraphSettings.from_dict(lazy)) as manager:
+        manager.capture()
+        for rows, frames in ((3, 5), (3, 20), (2, 2)):
+            target(torch.zeros(rows, tiny_decoder.geometry.num_quantizers, frames, dtype=torch.int64))
+        assert len(manager.entries()) == 3
+        calls = traffic_table({"target": ["qwen3_tts.stateless"] * 4, "batch_size": [3, 3, 2, 1], "frames": [5, 20, 2, 3]})
+        found = resolve_traffic(calls, manager)
+        assert {str(kind.key): str(kind.descriptor) for kind in found.counts if kind.descriptor} == {
+            "B3×T5": "B3×T5", "B3×T20": "B3×T20", "B1×T3": "B1×T3",
+        }  # fmt: skip
+        assert found.reasons() == {FallbackReason.SHAPE_NOT_COVERED: 1}
+
+
+def test_a_policy_that_switches_off_is_part_of_the_prediction(tiny_folder, tiny_decoder):
+    space = StreamingGrid(CONNECTOR, tiny_decoder.geometry.sliding_window)
+    shapes = space.graphs(space.target_ids, (1,))
+    traffic = traffic_table(dict(zip(("target", "state", "batch_size", "frames"), zip(*shapes, strict=True), strict=True)))
+    off = VocoderGraphSettings.from_dict({"targets": {"qwen3_tts.suffix": {"enabled": False}}})
+    explorer = CaptureExplorer(traffic, space=space, checkpoint=tiny_folder, backend="cpu", batch_sizes=(1,), policy=off)
+    prefixes = [shape for shape in shapes if not shape.target.endswith("suffix")]
+    assert explorer.prediction.figures["graphs"] == len(prefixes)
+    assert explorer.prediction.figures["coverage"] == pytest.approx(len(prefixes) / len(shapes))
+    none = CaptureExplorer(traffic, space=space, checkpoint=tiny_folder, batch_sizes=(1,), policy=VocoderGraphSettings(enforce_eager=True))
+    assert (none.prediction.figures["graphs"], none.prediction.figures["coverage"]) == (0, 0)
+
+
+def test_calls_that_would_be_split_are_told(tiny_folder):
+    explorer = CaptureExplorer(stateless_traffic(), checkpoint=tiny_folder, backend="cpu", frames=(8,), batch_sizes=(1,))
+    table = stateless_traffic()
+    larger = int(table.loc[table["batch_size"] > 1, "calls"].sum())
+    assert explorer.prediction.split_calls == larger > 0
+    assert f"{larger} calls have more rows than any graph" in explorer._figures.value
+    explorer.set_sizes(batch_sizes=(int(table["batch_size"].max()),))
+    assert explorer.prediction.split_calls == 0
+    assert "more rows than any graph" not in explorer._figures.value
+
+
+def test_states_and_shapes_without_a_graph_are_told_apart():
+    """By hand: one state has a graph of other frames, the other state has none, and one Target is not captured at all."""
+    suffix = "qwen3_tts.suffix"
+    calls = traffic_table(
+        {
+            "target": [suffix, suffix, "qwen3_tts.xvec_prefix"],
+            "state": ["icl 2", "xvec 2", ""],
+            "batch_size": [1, 1, 1],
+            "frames": [9, 7, 2],
+        }
+    )
+    forecast = Forecaster(calls).of(Choice(graphs=(Shape(suffix, "icl 2", 1, 7),)))
+    reasons = dict(zip(forecast.coverage["target"] + " " + forecast.coverage["state"], forecast.coverage["reason"], strict=True))
+    assert reasons == {
+        f"{suffix} icl": "shape_not_covered",
+        f"{suffix} xvec": "state_not_covered",
+        "qwen3_tts.xvec_prefix ": "disabled",
+    }
 
 
 def test_a_dropped_explorer_lets_go_of_its_graphs(tiny_folder):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import re
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from vgraph_lab.errors import InputError
+from vgraph_lab.graphs.table import cell_text
 from vgraph_lab.views.tables import show_table
 
 TABLE = pd.DataFrame(
@@ -33,9 +35,17 @@ def cells(markup: str) -> list[list[str]]:
 
 def test_values_are_formatted_by_their_unit():
     assert cells(show_table(TABLE).markup) == [
-        ["&lt;a&gt;", "1,234.50", "−∞", "∞", "0.500", "90.0", "1,200", "yes", "00:00:00"],
+        ["&lt;a&gt;", "1,234.50", "−∞", "∞", "0.500", "90.0", "1,200", "yes", "1970-01-01 00:00:00"],
         ["b", "–", "−128.8", "3.0", "1.250", "–", "–", "no", "–"],
     ]
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert cell_text("a_share", np.float32(0.5)) == "50.0"
+    assert cell_text("x", np.float32("nan")) == "–"
+    assert cell_text("sample_rate", 24_000.0) == "24,000.00"
+    assert (cell_text("n", -1234), cell_text("n", np.int64(-1234)), cell_text("x", -0.5)) == ("−1,234", "−1,234", "−0.50")
+    assert (cell_text("x", np.True_), cell_text("charge_bytes", 2e6)) == ("yes", "2,000,000")
 
 
 def test_units_stand_below_the_names():

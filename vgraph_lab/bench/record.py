@@ -72,19 +72,25 @@ class MeasurementRecord:
         """The record as indented JSON."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
-    def write(self, path: Path) -> Path:
-        """Write the JSON; folders are made as needed."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def write(self, path: Path, *, overwrite: bool = False) -> Path:
+        """Write the JSON; folders are made as needed.
+
+        Raises:
+            InputError: a file is there and must not be replaced, or none can be written there.
+        """
+        check_writable(path, overwrite=overwrite)
         path.write_text(self.to_json(), encoding="utf-8")
         return path
 
 
-def check_writable(output: Path) -> None:
+def check_writable(output: Path, *, overwrite: bool = False) -> None:
     """Find out before the work is done, not after it; makes the folder and leaves no file.
 
     Raises:
-        InputError: a file cannot be written there.
+        InputError: a file is there and must not be replaced, or none can be written there.
     """
+    if output.is_file() and not overwrite:
+        raise InputError(f"{output} is there already, and nothing is written over. Choose another --output, or add --overwrite.")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         if output.is_dir():

@@ -39,6 +39,7 @@ BenchDtype = Annotated[
     Dtype | None, typer.Option(help="Dtype of weights and activations; by default bfloat16 on a GPU and float32 on a CPU.")
 ]
 BenchOutput = Annotated[Path | None, typer.Option(help="Write the record here, e.g. into data/measurements/.")]
+Overwrite = Annotated[bool, typer.Option(help="Replace a record that is there.")]
 
 
 @bench_app.command()
@@ -51,13 +52,14 @@ def stateless(
     repeats: Annotated[int, typer.Option(min=2, help="Timed runs per variant, at most.")] = 50,
     cudnn_benchmark: CudnnBenchmark = False,
     output: BenchOutput = None,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Eager, raw replay and Handle call of one window, at each batch size and frame count."""
     from vgraph_lab.bench.stateless import bench_stateless
     from vgraph_lab.bench.tables import stateless_table
 
-    place = _bench_device(device, output, cudnn_benchmark)
+    place = _bench_device(device, output, overwrite, cudnn_benchmark)
     is_cpu = place.type == "cpu"
     sizes = numbers(batch_sizes or ("1" if is_cpu else "1,4,16"), "--batch-sizes")
     lengths = numbers(frames or ("1,10" if is_cpu else "1,25,97,150,325"), "--frames")
@@ -66,7 +68,7 @@ def stateless(
         record = bench_stateless(
             decoder, batch_sizes=sizes, frames=lengths, repeats=repeats, settings={"weights": weights}, progress=progress
         )
-    _deliver(record, stateless_table, output, as_json)
+    _deliver(record, stateless_table, output, overwrite, as_json)
 
 
 @bench_app.command()
@@ -84,13 +86,14 @@ def streaming(
     codes_on_host: Annotated[bool, typer.Option(help="Hand codes over from the host, or have them on the device.")] = True,
     cudnn_benchmark: CudnnBenchmark = False,
     output: BenchOutput = None,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Requests played chunk by chunk, eager and through graphs: first, growing, steady and last chunks."""
     from vgraph_lab.bench.streaming import bench_streaming
     from vgraph_lab.bench.tables import streaming_table
 
-    place = _bench_device(device, output, cudnn_benchmark)
+    place = _bench_device(device, output, overwrite, cudnn_benchmark)
     is_cpu = place.type == "cpu"
     sizes = numbers(batch_sizes or ("1" if is_cpu else "1,4,16"), "--batch-sizes")
     connector = _connector(chunk_frames, initial_frames, context_frames)
@@ -107,7 +110,7 @@ def streaming(
             settings={"weights": weights},
             progress=progress,
         )
-    _deliver(record, streaming_table, output, as_json)
+    _deliver(record, streaming_table, output, overwrite, as_json)
 
 
 @bench_app.command()
@@ -127,13 +130,14 @@ def service(
     cudnn_benchmark: CudnnBenchmark = False,
     wer: Annotated[bool, typer.Option(help="Count word errors if the checkpoint speaks and the extra 'voice' is installed.")] = True,
     output: BenchOutput = None,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """A simulated service, eager against graphs: throughput, latency, time to first audio, word errors."""
     from vgraph_lab.bench.service import bench_service, find_recogniser, speech_for
     from vgraph_lab.bench.tables import service_table
 
-    place = _bench_device(device, output, cudnn_benchmark)
+    place = _bench_device(device, output, overwrite, cudnn_benchmark)
     is_cpu = place.type == "cpu"
     connector = _connector(chunk_frames, initial_frames, context_frames)
     with status() as progress:
@@ -153,7 +157,7 @@ def service(
             settings={"weights": weights},
             progress=progress,
         )
-    _deliver(record, service_table, output, as_json)
+    _deliver(record, service_table, output, overwrite, as_json)
 
 
 @bench_app.command()
@@ -162,6 +166,7 @@ def planner(
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each case.")] = 3,
     seed: Annotated[int, typer.Option(help="Of the calls.")] = 0,
     output: BenchOutput = None,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Sum up a million calls and plan captures for them: seconds, and bytes at the peak. Runs on the processor."""
@@ -170,20 +175,20 @@ def planner(
     from vgraph_lab.bench.tables import planner_table
 
     if output:
-        check_writable(output)
+        check_writable(output, overwrite=overwrite)
     with status() as progress:
         record = bench_planner(calls=calls, repeats=repeats, seed=seed, progress=progress)
-    _deliver(record, planner_table, output, as_json)
+    _deliver(record, planner_table, output, overwrite, as_json)
 
 
-def _bench_device(device: str, output: Path | None, cudnn_benchmark: bool) -> torch.device:
+def _bench_device(device: str, output: Path | None, overwrite: bool, cudnn_benchmark: bool) -> torch.device:
     """Where and how a bench runs; a record that cannot be written is found out before the work is done."""
     from vgraph_lab.bench.record import check_writable
     from vgraph_lab.graphs.backends import checked_device
 
     place = checked_device(device)
     if output:
-        check_writable(output)
+        check_writable(output, overwrite=overwrite)
     torch.backends.cudnn.benchmark = cudnn_benchmark
     return place
 
@@ -210,9 +215,11 @@ def _connector(chunk_frames: int, initial_frames: int, context_frames: int) -> C
     )
 
 
-def _deliver(record: MeasurementRecord, as_table: Callable[[MeasurementRecord], Group], output: Path | None, as_json: bool) -> None:
+def _deliver(
+    record: MeasurementRecord, as_table: Callable[[MeasurementRecord], Group], output: Path | None, overwrite: bool, as_json: bool
+) -> None:
     if output:
-        record.write(output)
+        record.write(output, overwrite=overwrite)
     if as_json:
         print(record.to_json())
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,7 +62,7 @@ def plan(
         hint = "" if has_times else " Here, --checkpoint measures and --costs reads a table."
         raise InputError(f"{traffic}: {error}{hint}") from None
     limits = {"max_capture_s": max_capture_s, "min_coverage": min_coverage}
-    budget_bytes = None if budget_mib is None else int(budget_mib * _MIB)
+    budget_bytes = None if budget_mib is None or math.isinf(budget_mib) else int(budget_mib * _MIB)
     best = plans.recommend(budget_bytes=budget_bytes, objective="saved" if has_times else "calls", **limits)
     if output:
         as_yaml(plans.stage(best), _words(best, has_times), output, overwrite=overwrite)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NoReturn
 
 from torch import Tensor
@@ -22,5 +23,11 @@ class StaticBuffers(dict[str, Tensor]):
             f"the static buffers {', '.join(map(repr, self))} cannot be replaced, added to or removed: the graph goes on reading the "
             "tensors that it was captured with. Copy into them: buffers[name].copy_(values), or buffers[name][:rows].copy_(values)."
         )
+
+    def __copy__(self) -> dict[str, Tensor]:
+        return dict(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Tensor]:
+        return copy.deepcopy(dict(self), memo)
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse

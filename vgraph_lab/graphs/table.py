@@ -6,13 +6,13 @@ import html
 import math
 from collections.abc import Sequence
 from datetime import datetime
-from numbers import Integral
+from numbers import Integral, Real
 
 import pandas as pd
 
 __all__ = ["PERCENT", "as_html", "as_text", "cell_text", "mib"]
 
-PERCENT = ("_share", "_rate")
+PERCENT = ("_share", "hit_rate", "error_rate")
 """Ends of the names of columns that hold shares, 0 to 1, and show percent."""
 
 
@@ -42,17 +42,17 @@ def as_html(headline: str, rows: Sequence[Sequence[str]], *notes: str) -> str:
 
 def cell_text(name: str, value: object) -> str:
     """A value of the column ``name`` as people read it: what is missing is a dash, shares are percent, digits follow the unit."""
-    if value is None or value is pd.NA or value is pd.NaT or (isinstance(value, float) and math.isnan(value)):
+    if value is None or value is pd.NA or value is pd.NaT or (isinstance(value, Real) and math.isnan(value)):
         return "–"
     if isinstance(value, tuple):
         return ", ".join(map(str, value)) or "–"
     if pd.api.types.is_bool(value):
         return "yes" if value else "no"
     if isinstance(value, datetime):
-        return value.strftime("%H:%M:%S")
-    if isinstance(value, float):
-        return _number(name, value)
-    return f"{value:,}" if isinstance(value, Integral) else str(value)
+        return value.strftime("%Y-%m-%d %H:%M:%S")
+    if isinstance(value, Integral):
+        return f"{value:,}".replace("-", "−")
+    return _number(name, float(value)) if isinstance(value, Real) else str(value)
 
 
 def _number(name: str, value: float) -> str:

@@ -13,9 +13,9 @@ import torch
 from vgraph_lab.errors import InputError
 from vgraph_lab.graphs.backends.base import GraphNode, count_nodes
 from vgraph_lab.graphs.entry import GraphEntry
-from vgraph_lab.graphs.manager import VocoderCUDAGraphManager
 
 from .modules import launching_modules
+from .pool_layout import Graphs
 from .records import GraphRecord
 
 __all__ = ["KERNEL_COLUMNS", "MODULE_COLUMNS", "Anatomy", "anatomy", "readable_name"]
@@ -137,7 +137,7 @@ class Anatomy:
         return f"{self.title}: {len(self.nodes)} nodes ({kinds})"
 
 
-def anatomy(graph: GraphEntry | GraphRecord, manager: VocoderCUDAGraphManager | None = None) -> Anatomy:
+def anatomy(graph: GraphEntry | GraphRecord, manager: Graphs | None = None) -> Anatomy:
     """Take a captured graph apart.
 
     A live entry is listed by its backend: on CUDA the raw graph that capture kept, on the CPU the tape.

@@ -20,13 +20,14 @@ from vgraph_lab.graphs.backends.call import Call, storage_id, tensors_in
 from vgraph_lab.graphs.backends.rules import capture_conditions
 from vgraph_lab.graphs.capture import owned_tensors
 from vgraph_lab.graphs.entry import GraphEntry
-from vgraph_lab.graphs.manager import VocoderCUDAGraphManager
 from vgraph_lab.graphs.structure import tensors
+
+from .pool_layout import Graphs
 
 __all__ = ["launching_modules"]
 
 
-def launching_modules(manager: VocoderCUDAGraphManager, entry: GraphEntry) -> tuple[str, ...]:
+def launching_modules(manager: Graphs, entry: GraphEntry) -> tuple[str, ...]:
     """The module that launched each node of an entry, in the order of its nodes.
 
     The captured function runs once on the entry's static buffers, as in a warm-up, while the pool is held: calls wait for it.

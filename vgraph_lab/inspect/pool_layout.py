@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from typing import TypeAlias
 
 from vgraph_lab.graphs.manager import VocoderCUDAGraphManager
 from vgraph_lab.graphs.structure import tensors
+from vgraph_lab.vllm_v1 import WrapperGraphs
 
 from .records import BlockRecord, SegmentRecord
 
-__all__ = ["pool_layout"]
+__all__ = ["Graphs", "pool_layout"]
+
+Graphs: TypeAlias = VocoderCUDAGraphManager | WrapperGraphs
+"""A Manager, or the graphs of vLLM's own path, which read like one."""
 
 
-def pool_layout(manager: VocoderCUDAGraphManager) -> tuple[SegmentRecord, ...]:
+def pool_layout(manager: Graphs) -> tuple[SegmentRecord, ...]:
     """The segments of a Manager's pool, in the order of the captures that took them; those of captures that are gone come last."""
     makers: dict[int, str] = {}
     outputs: dict[int, str] = {}  # by address

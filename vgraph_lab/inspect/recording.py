@@ -23,15 +23,16 @@ from vgraph_lab.graphs.stats import CallKind, StatsSnapshot
 from vgraph_lab.graphs.structure import nbytes
 from vgraph_lab.qwen3_tts.state_table import StateTable
 from vgraph_lab.runner import GPUGenerationModelRunner
+from vgraph_lab.vllm_v1 import KVCache, WrapperGraphs
 
 from .archive import read_archive, write_archive
 from .modules import launching_modules
-from .pool_layout import pool_layout
+from .pool_layout import Graphs, pool_layout
 from .records import CaptureFigures, CountedCalls, GraphRecord, MemoryReading, SegmentRecord
 
 __all__ = ["Live", "Recording", "Source", "figures_of", "graphs_of", "memory_before", "read_memory", "record", "segments_of", "stats_of"]
 
-Live: TypeAlias = GPUGenerationModelRunner | VocoderCUDAGraphManager
+Live: TypeAlias = GPUGenerationModelRunner | Graphs
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Recording:
         capture: the report's figures; None without a capture.
         retirements: how often all graphs were retired together and captured anew.
         retirement_s: seconds that took.
-        segments: of the graph pool.
+        segments: of the graph pool; None in recordings of before they were kept.
     """
 
     made_utc: str
@@ -72,7 +73,7 @@ class Recording:
     capture: CaptureFigures | None = None
     retirements: int = 0
     retirement_s: float = 0.0
-    segments: tuple[SegmentRecord, ...] = ()
+    segments: tuple[SegmentRecord, ...] | None = None
     stats: StatsSnapshot = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -139,7 +140,7 @@ class Recording:
         return f"recording of {self.model or 'a Manager'}, {self.made_utc}: {words}"
 
 
-Source: TypeAlias = GPUGenerationModelRunner | VocoderCUDAGraphManager | Recording
+Source: TypeAlias = Live | Recording
 """What every table takes: a live runner, a live Manager, or a recording of one."""
 
 _ADAPTER = TypeAdapter(Recording)
@@ -232,7 +233,7 @@ def graphs_of(source: Source, *, nodes: bool = False, modules: bool = False) -> 
     return tuple(record for _, record in sorted(_tried(manager, nodes, modules), key=lambda found: found[0]))
 
 
-def _tried(manager: VocoderCUDAGraphManager, nodes: bool, modules: bool) -> Iterator[tuple[tuple[int, int], GraphRecord]]:
+def _tried(manager: Graphs, nodes: bool, modules: bool) -> Iterator[tuple[tuple[int, int], GraphRecord]]:
     """Each record with its sort key: the place in the start-up plan, else after it."""
     planned = {(target.target_id, descriptor): place for place, (target, descriptor) in enumerate(manager.capture_plan())}
     for entry in manager.entries():
@@ -302,9 +303,11 @@ def segments_of(source: Source) -> tuple[SegmentRecord, ...]:
     """The segments of a source's graph pool, in the order of the captures that took them.
 
     Raises:
-        InputError: ``source`` is no source.
+        InputError: ``source`` is no source, or a recording of before segments were kept.
     """
     if isinstance(source, Recording):
+        if source.segments is None:
+            raise InputError("this recording was made before segments of the pool were kept. Record again.")
         return source.segments
     manager = _manager_of(source)
     return () if manager is None else pool_layout(manager)
@@ -322,7 +325,7 @@ def figures_of(source: Source) -> CaptureFigures | None:
     return None if manager is None or manager.report is None else CaptureFigures.of(manager.report)
 
 
-def _model_tensors(source: Live, manager: VocoderCUDAGraphManager | None, backend: GraphBackend) -> tuple[list[Tensor], list[Tensor]]:
+def _model_tensors(source: Live, manager: Graphs | None, backend: GraphBackend) -> tuple[list[Tensor], list[Tensor]]:
     """Weights and request state on the backend's device."""
     modules = [module for target in manager.targets.values() for module in target.routine.captured_modules()] if manager else []
     model = _model_of(source)
@@ -332,7 +335,7 @@ def _model_tensors(source: Live, manager: VocoderCUDAGraphManager | None, backen
     state: list[Tensor] = []
     for module in {id(part): part for whole in modules for part in whole.modules()}.values():
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        (state if isinstance(module, StateTable) else weights).extend(t for t in own if t.device == backend.device)
+        (state if isinstance(module, StateTable | KVCache) else weights).extend(t for t in own if t.device == backend.device)
     return weights, state
 
 
@@ -349,13 +352,13 @@ def _model_name(source: Live) -> str:
     return "" if model is None else type(model).__name__
 
 
-def _manager_of(source: Live) -> VocoderCUDAGraphManager | None:
+def _manager_of(source: Live) -> Graphs | None:
     live = _checked(source)
     return live.manager if isinstance(live, GPUGenerationModelRunner) else live
 
 
 def _checked(source: Live) -> Live:
-    if not isinstance(source, GPUGenerationModelRunner | VocoderCUDAGraphManager):
+    if not isinstance(source, GPUGenerationModelRunner | VocoderCUDAGraphManager | WrapperGraphs):
         raise InputError(
             f"a table needs a GPUGenerationModelRunner, a VocoderCUDAGraphManager or a Recording, got {type(source).__name__}. "
             "Recording.load(path) reads a recorded one."

@@ -236,6 +236,14 @@ class CaptureExplorer(CapturePanel):
         return isinstance(self._space, StreamingGrid)
 
     def _choice(self, found: CaptureSettings) -> Choice:
+        """What the fields say, less what the policy switches off."""
+        chosen, policy = self._chosen(found), self._policy
+        if policy is None:
+            return chosen
+        graphs = tuple(g for g in chosen.graphs if not policy.enforce_eager and policy.for_target(g.target).enabled)
+        return chosen._replace(targets=tuple(dict.fromkeys(g.target for g in graphs)), graphs=graphs) if graphs else Choice()
+
+    def _chosen(self, found: CaptureSettings) -> Choice:
         if isinstance(self._space, StreamingGrid):
             return self._space.choice(found.batch_sizes)
         if isinstance(self._space, StatelessGrid):

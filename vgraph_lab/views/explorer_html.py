@@ -37,13 +37,19 @@ def prediction_html(forecast: Forecast, schedule: str = "") -> str:
         _tile("Capture time", *_known(f["capture_s"], lambda value: f"{value:,.2f}", "s"), memory),
         _tile("Time saved", *_known(f["saved_share"], lambda value: f"{100 * value:+.1f}".replace("-", "−"), "%"), times),
     ]
+    split = (
+        f" {forecast.split_calls:,} calls have more rows than any graph: they count as not in graphs here, and a runner splits them into "
+        "more calls that fit."
+        if forecast.split_calls
+        else ""
+    )
     why = f" What is not known: {forecast.why_unknown.rstrip('.')}. Measure costs." if forecast.why_unknown else ""
     return (
         f"<style>{style_sheet('capture_explorer.css')}</style>"
         f"<div>Predicted for {_sizes(forecast, schedule)}</div>"
         f'<div class="vgl-tiles">{"".join(tiles)}</div>'
-        f'<p class="vgl-sources">Calls, audio and padding follow the Routines’ rule and are exact for this traffic. Time saved is against '
-        f"eager.{escape(why)}</p>"
+        f'<p class="vgl-sources">Calls, audio and padding follow the Routines’ rule and are exact for these calls as they came. Time '
+        f"saved is against eager.{escape(split + why)}</p>"
     )
 
 

@@ -13,7 +13,7 @@ from .html import Html, escape, styled
 
 __all__ = ["show_table"]
 
-_UNITS = {"_mib": "MiB", "_kib": "KiB", "_dbfs": "dBFS", "_db": "dB", "_s": "s", "_ms": "ms", "_utc": "UTC", "_share": "%", "_rate": "%"}
+_UNITS = {"_mib": "MiB", "_kib": "KiB", "_dbfs": "dBFS", "_db": "dB", "_s": "s", "_ms": "ms", "_utc": "UTC", **dict.fromkeys(PERCENT, "%")}
 
 
 def show_table(table: pd.DataFrame, columns: Sequence[str] | None = None, *, meanings: Mapping[str, str] | None = None) -> Html:

@@ -72,6 +72,12 @@ class Forecast:
         """The graphs: one row each, with the columns ``target``, ``state``, ``batch_size`` and ``frames``."""
         return pd.DataFrame(self.choice.graphs, columns=_SHAPE)
 
+    @property
+    def split_calls(self) -> int:
+        """Calls of more rows than any graph has. Here they count as not in graphs; a runner splits them into calls that fit."""
+        most = max((graph.batch_size for graph in self.choice.graphs), default=0)
+        return int(self.coverage.loc[self.coverage["batch_size"] > most, "calls"].sum()) if most else 0
+
 
 class Forecaster:
     """Traffic and costs, ready to tell what any sizes are worth.

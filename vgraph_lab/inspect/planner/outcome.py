@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 import pandas as pd
 
 from vgraph_lab.errors import LifecycleError
+from vgraph_lab.graphs.descriptor import Descriptor
 from vgraph_lab.graphs.manager import VocoderCUDAGraphManager
 from vgraph_lab.graphs.stats import CallKind, StatsSnapshot
 from vgraph_lab.graphs.target import Target
@@ -43,7 +45,7 @@ def resolve_traffic(traffic: pd.DataFrame, manager: VocoderCUDAGraphManager) -> 
     targets, rejections = list(manager.targets.values()), manager.rejections()
     existing = {(entry.target_id, entry.descriptor) for entry in manager.entries()}
     present = [Target(t.target_id, t.routine, [d for d in t.descriptors if (t.target_id, d) in existing]) for t in targets]
-    found = replay_traffic(traffic, present, manager.settings)
+    found = _with_lazy_graphs(replay_traffic(traffic, present, manager.settings), existing)
     if not rejections:
         return found
     asked = replay_traffic(traffic, targets, manager.settings)
@@ -53,6 +55,15 @@ def resolve_traffic(traffic: pd.DataFrame, manager: VocoderCUDAGraphManager) -> 
         wanted = meant.get((kind.target_id, kind.key)) if kind.reason else None
         rejection = rejections.get((kind.target_id, wanted)) if wanted else None
         counts[kind._replace(reason=rejection.reason) if rejection else kind] += calls
+    return StatsSnapshot(counts)
+
+
+def _with_lazy_graphs(found: StatsSnapshot, existing: Collection[tuple[str, Descriptor]]) -> StatsSnapshot:
+    """Routines name declared Descriptors only; a graph that was captured lazily has the runtime key of its call."""
+    counts: Counter[CallKind] = Counter()
+    for kind, calls in found.counts.items():
+        has_own = kind.reason is not None and (kind.target_id, kind.key) in existing
+        counts[CallKind(kind.target_id, kind.key, descriptor=kind.key) if has_own else kind] += calls
     return StatsSnapshot(counts)
 
 
