@@ -226,6 +226,50 @@ def test_a_log_of_the_same_calls_gives_the_same_plan(streaming: Path, tmp_path: 
     assert from_log["notes"][0].endswith("0 ignored, 0 malformed")
 
 
+def omni_log(folder: Path, *replays: tuple[tuple[str, int, int], int], misses: Any = ()) -> Path:
+    hits, missed = sum(key[2] * n for key, n in replays), sum(key[1] * n for key, n in misses)
+    rate = 100 * hits / (hits + missed)
+    (folder / "omni.log").write_text(
+        f"(Worker pid=7) [Stage-1] INFO 03-14 15:41:06 [wrapper.py:94] Segmented Code2Wav CUDA Graph stats: requests={hits + missed} "
+        f"hits={hits} fallbacks={missed} hit_rate={rate:.2f}% replays={list(replays)} fallback_groups={list(misses)}\n"
+    )
+    return folder / "omni.log"
+
+
+def test_a_segmented_log_is_planned_with_its_schedule(streaming: Path, tmp_path: Path) -> None:
+    """The log names neither the frames of first chunks nor what suffix steps keep: W = 16, chunks of 2, then 15."""
+    log = omni_log(
+        tmp_path, (("icl_prefix", 2, 2), 30), (("suffix_17", 2, 1), 30), (("suffix_31", 1, 1), 40), misses=[(("suffix_31:no_graph", 3), 5)]
+    )
+    costs = ["--costs", str(costs_file(tmp_path, graphs_help=True)), "--window", "16"]
+    told = planned(log, "--config", str(streaming.parent / "stage.yaml"), *costs)
+    assert told["calls"] == 30 + 30 + 40 + 5
+    assert told["current"]["calls"] == 100, "three rows have no graph"
+    best = told["recommended"]
+    assert (best["coverage"], best["batch_sizes"]) == (1, [1, 2, 3])
+    xvec = omni_log(tmp_path, (("suffix_17", 1, 1), 3))
+    with_kind = planned(xvec, "--config", str(streaming.parent / "stage.yaml"), "--kind", "xvec", *costs)
+    assert with_kind["recommended"]["coverage"] == 1
+
+
+@pytest.mark.parametrize(
+    ("replays", "message"),
+    [
+        ([(("suffix_17", 1, 1), 3)], "Say it with --kind icl or xvec"),
+        ([(("icl_prefix", 1, 1), 1), (("xvec_prefix", 1, 1), 1), (("suffix_17", 1, 1), 3)], "Say it with --kind icl or xvec"),
+        ([(("xvec_prefix", 1, 1), 1), (("suffix_97", 1, 1), 3)], "counts suffix steps of 97 frames"),
+    ],
+)
+def test_a_segmented_log_that_does_not_fit_its_schedule(
+    streaming: Path, tmp_path: Path, replays: Any, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    costs = ["--costs", str(costs_file(tmp_path, graphs_help=True)), "--window", "16"]
+    arguments = [str(omni_log(tmp_path, *replays)), "--config", str(streaming.parent / "stage.yaml"), *costs]
+    code, told = stopped(["plan", *arguments], monkeypatch, capsys)
+    assert code == 2
+    assert message.replace(" ", "") in told.replace(" ", "").replace("\n", "")
+
+
 def test_whole_utterances_of_a_log_are_planned_too(stateless: Path, tiny_folder: Path, tmp_path: Path) -> None:
     log = as_log(stateless, tmp_path)
     arguments = ["--config", str(stateless.parent / "stage.yaml"), "--checkpoint", str(tiny_folder), "--device", "cpu"]

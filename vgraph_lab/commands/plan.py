@@ -45,6 +45,9 @@ def plan(
     window: Annotated[
         int | None, typer.Option(min=1, help="The decoder's sliding window; by default the recording's or the checkpoint's.")
     ] = None,
+    kind: Annotated[
+        str, typer.Option(help="Mode of suffix steps where a log names none: icl or xvec; by default that of its first chunks.")
+    ] = "",
     output: Annotated[Path | None, typer.Option(help="Write the recommended configuration here, as YAML.")] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace a file that is there.")] = False,
     as_json: AsJson = False,
@@ -53,7 +56,9 @@ def plan(
     from vgraph_lab.inspect.planner import plan_captures
     from vgraph_lab.inspect.planner.export import as_yaml
 
-    found = read_plan_input(traffic, config=config, window=window, costs=CostSource(costs, checkpoint, device, dtype))
+    if kind not in ("", "icl", "xvec"):
+        raise typer.BadParameter(f"--kind must be icl or xvec, got {kind!r}.")
+    found = read_plan_input(traffic, config=config, window=window, kind=kind, costs=CostSource(costs, checkpoint, device, dtype))
     has_times = found.has_times
     try:
         plans = plan_captures(found.traffic, found.costs, found.space)

@@ -95,7 +95,7 @@ class CostSource:
             return measure_costs(create_backend(device), targets, ends, progress=tell)
 
 
-def read_plan_input(path: Path, *, config: Path | None, window: int | None, costs: CostSource) -> PlanInput:
+def read_plan_input(path: Path, *, config: Path | None, window: int | None, kind: str, costs: CostSource) -> PlanInput:
     """A recording, or a log (or table of calls) with the stage file of the service that wrote it.
 
     Raises:
@@ -107,7 +107,7 @@ def read_plan_input(path: Path, *, config: Path | None, window: int | None, cost
         return _of_recording(path, window, costs)
     if config is None:
         raise InputError(f"{path} is no recording, so it does not say what stage its calls came to. Give its file with --config.")
-    return _of_log(path, config, window, costs)
+    return _of_log(path, config, window, kind, costs)
 
 
 # ------------------------------------------------------------------------------------------------------------ recordings
@@ -164,9 +164,9 @@ def _present(found: Recording) -> Choice:
 # ------------------------------------------------------------------------------------------------------------ logs
 
 
-def _of_log(path: Path, config: Path, window: int | None, source: CostSource) -> PlanInput:
+def _of_log(path: Path, config: Path, window: int | None, kind: str, source: CostSource) -> PlanInput:
     from vgraph_lab.config import StageConfig
-    from vgraph_lab.inspect.planner import Choice, traffic_of_calls
+    from vgraph_lab.inspect.planner import Choice, StreamingGrid, traffic_of_calls, with_schedule
     from vgraph_lab.inspect.planner.shapes import STATELESS_TARGET_ID, shape_of
     from vgraph_lab.qwen3_tts.settings import TARGET_IDS
     from vgraph_lab.workload import RoutingRules
@@ -186,7 +186,12 @@ def _of_log(path: Path, config: Path, window: int | None, source: CostSource) ->
         raise InputError("the schedule of a stream needs the decoder's sliding window. Say it with --window, or give --checkpoint.")
     window = window or (source.decoder.geometry.sliding_window if cfg.async_chunk else 0)
     space, calls = _space(cfg, window), log.of_source(sources[0])
+    if isinstance(space, StreamingGrid):
+        calls = with_schedule(calls, space.transitions, kind)
     shaped = calls.dropna(subset=["batch_size", "frames"])
+    lost = int(calls["calls"].sum() - shaped["calls"].sum())
+    if shaped.empty:
+        raise InputError(f"{path} counts {lost:,} calls, and tells the shape of none. There is nothing to plan for.")
     traffic = traffic_of_calls(shaped, getattr(space, "transitions", None))
     costs = source.read(cfg)
     assert costs is not None
@@ -195,7 +200,6 @@ def _of_log(path: Path, config: Path, window: int | None, source: CostSource) ->
     rows = tuple(sorted({graph.batch_size for graph in graphs}))
     frames = tuple(sorted({graph.frames for graph in graphs if graph.target == STATELESS_TARGET_ID}))
     current = Choice(tuple(target for target, descriptors in declared.items() if descriptors), rows, frames, graphs)
-    lost = int(calls["calls"].sum() - shaped["calls"].sum())
     notes = [str(log.lines)] + ([f"{lost:,} calls have no shape and are left out"] if lost else [])
     return PlanInput(traffic, space, current, costs, has_times=True, notes=tuple(notes))
 

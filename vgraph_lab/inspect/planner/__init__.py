@@ -8,7 +8,7 @@ from .grids import StatelessGrid, StreamingGrid, space_of
 from .outcome import compare_outcome, resolve_traffic
 from .plan import FRONT_COLUMNS, PREDICTION_COLUMNS, Plan, PlanPoint, plan_captures
 from .spaces import Choice
-from .traffic import TRAFFIC_COLUMNS, read_traffic_csv, traffic_of, traffic_of_calls, traffic_table
+from .traffic import TRAFFIC_COLUMNS, read_traffic_csv, traffic_of, traffic_of_calls, traffic_table, with_schedule
 
 __all__ = [
     "COST_COLUMNS",
@@ -36,4 +36,5 @@ __all__ = [
     "traffic_of",
     "traffic_of_calls",
     "traffic_table",
+    "with_schedule",
 ]

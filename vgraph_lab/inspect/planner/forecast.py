@@ -30,7 +30,7 @@ from vgraph_lab.qwen3_tts.transitions import TransitionTable
 from .costs import COST_COLUMNS, CostBook, complete_costs, cost_table
 from .demand import Demand
 from .free_form import FreeForm
-from .plan import Plan
+from .plan import point_of
 from .shapes import SUFFIX_TARGET_ID, Shape, descriptor_of, kept_frames
 from .spaces import Choice
 from .traffic import check_traffic, traffic_of, traffic_table
@@ -110,8 +110,7 @@ class Forecaster:
         """
         costs, knows_memory, knows_times, why = self._completed(choice)
         demand = Demand(self.traffic, CostBook(costs))
-        point = Plan(demand, costs, costs, FreeForm(), pd.DataFrame(), (), self.frame_s).evaluate(choice)
-        figures = dict(point.figures)
+        figures = dict(point_of(demand, costs, choice, self.frame_s).figures)
         for is_known, names in ((knows_memory, ("charge_bytes", "capture_s")), (knows_times, ("saved_s", "saved_share"))):
             figures |= {} if is_known else dict.fromkeys(names)
         modelled = {Shape(*row) for row in costs.loc[costs["source"] == "modelled", _SHAPE].itertuples(index=False, name=None)}

@@ -34,7 +34,7 @@ from .shapes import Shape, descriptor_of
 from .spaces import Choice, Space
 from .traffic import check_traffic
 
-__all__ = ["FRONT_COLUMNS", "PREDICTION_COLUMNS", "Objective", "Plan", "PlanPoint", "plan_captures"]
+__all__ = ["FRONT_COLUMNS", "PREDICTION_COLUMNS", "Objective", "Plan", "PlanPoint", "plan_captures", "point_of"]
 
 FRONT_COLUMNS = {
     "graphs": "number of graphs",
@@ -103,6 +103,24 @@ class PlanPoint:
             f"{f['audio_coverage']:.1%} of audio, {f['saved_s']:+.2f} s saved ({f['saved_share']:+.1%}), "
             f"{f['charge_bytes'] / 2**20:,.1f} MiB, {f['capture_s']:.2f} s to capture"
         )
+
+
+def point_of(demand: Demand, costs: pd.DataFrame, choice: Choice, frame_s: float) -> PlanPoint:
+    """What one choice is worth.
+
+    Args:
+        demand: traffic with costs of every shape that matters.
+        costs: the same costs as a table, which tells what was modelled.
+        choice: which graphs.
+        frame_s: seconds of audio in a frame.
+    """
+    served = demand.serve(choice.graphs)
+    label = start()
+    label[0, [CALLS, AUDIO, SAVED]] = -served.calls, -served.audio_frames, -served.saved_ns
+    label[0, [COMPUTED, REQUESTED]] = served.computed_frames, served.requested_frames
+    label[0, [BYTES, CAPTURE]] = served.charge_bytes, served.capture_us
+    row = _front_table(demand, costs, label, [choice], frame_s).iloc[0]
+    return PlanPoint(choice, {str(name): value for name, value in row.items()})
 
 
 def plan_captures(traffic: pd.DataFrame, costs: pd.DataFrame, space: Space, *, frame_s: float = 0.08) -> Plan:
@@ -208,13 +226,7 @@ class Plan:
             InputError: costs cannot be completed.
         """
         demand, costs = self._demand_for(choice)
-        served = demand.serve(choice.graphs)
-        label = start()
-        label[0, [CALLS, AUDIO, SAVED]] = -served.calls, -served.audio_frames, -served.saved_ns
-        label[0, [COMPUTED, REQUESTED]] = served.computed_frames, served.requested_frames
-        label[0, [BYTES, CAPTURE]] = served.charge_bytes, served.capture_us
-        row = _front_table(demand, costs, label, [choice], self.frame_s).iloc[0]
-        return PlanPoint(choice, {str(name): value for name, value in row.items()})
+        return point_of(demand, costs, choice, self.frame_s)
 
     def recommend(
         self,

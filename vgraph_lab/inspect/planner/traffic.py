@@ -12,11 +12,21 @@ import pandas as pd
 from vgraph_lab.errors import ConfigError, FallbackReason, InputError, did_you_mean
 from vgraph_lab.graphs.stats import StatsSnapshot
 from vgraph_lab.qwen3_tts.settings import TARGET_IDS
+from vgraph_lab.qwen3_tts.stream_path import ICL_PREFIX_TARGET_ID, XVEC_PREFIX_TARGET_ID
 from vgraph_lab.qwen3_tts.transitions import TransitionTable
 
 from .shapes import STATELESS_TARGET_ID, SUFFIX_TARGET_ID, kept_frames, shape_of, suffix_state
 
-__all__ = ["TRAFFIC_COLUMNS", "check_traffic", "new_frames", "read_traffic_csv", "traffic_of", "traffic_of_calls", "traffic_table"]
+__all__ = [
+    "TRAFFIC_COLUMNS",
+    "check_traffic",
+    "new_frames",
+    "read_traffic_csv",
+    "traffic_of",
+    "traffic_of_calls",
+    "traffic_table",
+    "with_schedule",
+]
 
 TRAFFIC_COLUMNS = {
     "target": "id of the Target",
@@ -86,6 +96,58 @@ def traffic_of_calls(calls: pd.DataFrame, transitions: TransitionTable | None = 
         for values, value in zip(columns.values(), (target, whole_state, int(rows), int(frames), may_pad, int(n)), strict=True):
             values.append(value)
     return traffic_table(columns)
+
+
+def with_schedule(calls: pd.DataFrame, transitions: TransitionTable, mode: str = "") -> pd.DataFrame:
+    """Calls of a log with what the schedule of the service tells and the log does not.
+
+    vllm-omni's streaming statistics name a suffix step by its frames only, and a first chunk not even by these.
+
+    Args:
+        calls: as for :func:`traffic_of_calls`.
+        transitions: the schedule of the service that wrote them.
+        mode: of suffix steps that name none: ``icl`` or ``xvec``; by default the one whose first chunks the log counts.
+
+    Returns:
+        The table with frames of first chunks, kept frames and mode of suffix steps filled in where one answer is possible.
+
+    Raises:
+        InputError: two first chunks, steps or modes are possible, or the schedule has no such step.
+    """
+    table = calls.copy()
+    is_prefix = table["target"].isin([ICL_PREFIX_TARGET_ID, XVEC_PREFIX_TARGET_ID]) & table["frames"].isna()
+    if is_prefix.any():
+        starts = sorted({start.new_frames for start in transitions.starts})
+        if len(starts) != 1:
+            raise InputError(
+                f"the log does not tell the frames of first chunks, and the schedule has several: {starts}. Fix them in --config."
+            )
+        table.loc[is_prefix, "frames"] = starts[0]
+    is_step = (table["target"] == SUFFIX_TARGET_ID) & table["source_frames"].isna() & table["frames"].notna()
+    if is_step.any():
+        sources: dict[int, set[int]] = {}
+        for step in transitions.steps:
+            sources.setdefault(step.target, set()).add(step.source)
+        for frames in table.loc[is_step, "frames"].unique():
+            found = sorted(sources.get(int(frames), ()))
+            if len(found) != 1:
+                steps = ", ".join(map(str, sorted(sources)))
+                raise InputError(
+                    f"the log counts suffix steps of {frames} frames; by the schedule they keep {found or 'nothing that is known'} before. "
+                    f"Its steps have {steps} frames. Give the connector of the service that wrote the log with --config."
+                )
+            table.loc[is_step & (table["frames"] == frames), "source_frames"] = found[0]
+        table.loc[is_step & (table["state"] == ""), "state"] = mode or _only_mode(table)
+    return table
+
+
+def _only_mode(table: pd.DataFrame) -> str:
+    began = [mode for mode, target in (("icl", ICL_PREFIX_TARGET_ID), ("xvec", XVEC_PREFIX_TARGET_ID)) if (table["target"] == target).any()]
+    if len(began) != 1:
+        raise InputError(
+            "the log does not tell the mode of suffix steps, and its first chunks do not either. Say it with --kind icl or xvec."
+        )
+    return began[0]
 
 
 def _may_pad(target_id: str, frames: int, kept: int, is_padded: bool, reason: str, transitions: TransitionTable | None) -> bool:
