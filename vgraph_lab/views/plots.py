@@ -15,20 +15,25 @@ from .memory_plots import estimate_against_measured, memory_by_entry, memory_led
 from .planner_plots import pareto_front
 from .pool_plots import pool_segments
 from .style import COLOURS, INK
+from .v1_plots import dispatch_map, graph_steps, ubatch_slices, ubatch_timeline
 
 __all__ = [
     "calls_by_frames",
     "calls_by_outcome",
     "calls_by_target",
     "coverage_map",
+    "dispatch_map",
     "estimate_against_measured",
     "frames_by_chunk",
+    "graph_steps",
     "hits_over_time",
     "memory_by_entry",
     "memory_ledger",
     "pareto_front",
     "pool_growth",
     "pool_segments",
+    "ubatch_slices",
+    "ubatch_timeline",
 ]
 
 
