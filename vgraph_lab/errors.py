@@ -15,6 +15,7 @@ device memory alive with it.
     │   └── ForkedProcessError     the replaying process is a fork of the capturing one
     ├── BorrowedOutputError    a borrowed output was used after the call that invalidated it
     ├── RankLostError          data-parallel ranks did not take part in a step
+    ├── UBatchError            micro-batches of a step cannot go on together
     ├── RequestError           one request of a batch cannot be served; the others are
     ├── LifecycleError         a step was asked for in a state that does not allow it
     ├── OutOfBudgetError       a graph does not fit into ``max_memory_bytes`` (strict mode)
@@ -45,6 +46,7 @@ __all__ = [
     "ReplayError",
     "RequestError",
     "RequestErrorKind",
+    "UBatchError",
     "VGraphLabError",
     "did_you_mean",
     "install_command",
@@ -129,6 +131,18 @@ class RankLostError(VGraphLabError, RuntimeError):
 
     def __init__(self, ranks: Iterable[int], message: str) -> None:
         self.ranks = tuple(ranks)
+        super().__init__(message)
+
+
+class UBatchError(VGraphLabError, RuntimeError):
+    """The micro-batches of a step cannot go on together: one has failed, or keeps its turn for too long.
+
+    Attributes:
+        ubatch: the one at fault; None if it is the step's caller.
+    """
+
+    def __init__(self, ubatch: int | None, message: str) -> None:
+        self.ubatch = ubatch
         super().__init__(message)
 
 

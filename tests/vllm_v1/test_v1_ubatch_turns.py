@@ -17,11 +17,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vgraph_lab.errors import InputError, LifecycleError
+from vgraph_lab.errors import InputError, LifecycleError, UBatchError
 from vgraph_lab.vllm_v1 import (
     ForwardContext,
     UBatchContext,
-    UBatchError,
     dbo_current_ubatch_id,
     dbo_enabled,
     dbo_maybe_run_recv_hook,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from ubatch_workload import Workload
 
-from vgraph_lab.errors import CaptureError, CaptureRefusedError, ConfigError, FallbackReason, InputError, LifecycleError
+from vgraph_lab.errors import CaptureError, CaptureRefusedError, ConfigError, FallbackReason, InputError, LifecycleError, UBatchError
 from vgraph_lab.graphs.backends.cpu import CpuGraphBackend
 from vgraph_lab.vllm_v1 import (
     BatchDescriptor,
@@ -24,7 +24,6 @@ from vgraph_lab.vllm_v1 import (
     CUDAGraphWrapper,
     ParallelConfig,
     SMControlContextManager,
-    UBatchError,
     UBatchSlice,
     UBatchTrace,
     UBatchWrapper,

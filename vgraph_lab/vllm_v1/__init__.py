@@ -42,7 +42,6 @@ from .ubatch import (
     maybe_create_ubatch_slices,
 )
 from .ubatch_trace import UBatchSpan, UBatchTrace, overlap_s
-from .ubatch_turns import UBatchError
 from .ubatch_wrapper import UBatchWrapper
 from .ubatching import (
     UBatchContext,
@@ -98,7 +97,6 @@ __all__ = [
     "StepParity",
     "SupportsVllmV1",
     "UBatchContext",
-    "UBatchError",
     "UBatchSlice",
     "UBatchSlices",
     "UBatchSpan",

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from vgraph_lab.errors import LifecycleError
+from vgraph_lab.errors import LifecycleError, UBatchError
 from vgraph_lab.graphs.backends.threads import thread_conditions
 
-from .ubatch_turns import UBatchError
 from .ubatching import UBatchContext
 
 __all__ = ["UBatchThreads"]

@@ -7,25 +7,13 @@ import threading
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from vgraph_lab.errors import VGraphLabError
+from vgraph_lab.errors import UBatchError
 from vgraph_lab.graphs.backends.call import user_line
 
 if TYPE_CHECKING:
     from .ubatching import UBatchContext
 
-__all__ = ["UBatchError", "UBatchTurns"]
-
-
-class UBatchError(VGraphLabError, RuntimeError):
-    """The micro-batches of a step cannot go on together: one has failed, or keeps its turn for too long.
-
-    Attributes:
-        ubatch: the one at fault; None if it is the step's caller.
-    """
-
-    def __init__(self, ubatch: int | None, message: str) -> None:
-        self.ubatch = ubatch
-        super().__init__(message)
+__all__ = ["UBatchTurns"]
 
 
 class UBatchTurns:
