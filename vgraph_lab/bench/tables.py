@@ -11,7 +11,7 @@ from rich.table import Table
 
 from .record import MeasurementRecord
 
-__all__ = ["planner_table", "service_table", "stateless_table", "streaming_table"]
+__all__ = ["planner_table", "service_table", "stateless_table", "streaming_table", "v1_table"]
 
 
 def stateless_table(record: MeasurementRecord) -> Group:
@@ -95,6 +95,31 @@ def planner_table(record: MeasurementRecord) -> Group:
         counts = [f"{row[name]:,}" for name in ("traffic_rows", "front_points", "graphs_recommended")]
         table.add_row(row["case"], *figures, *counts, f"{100 * row['coverage_recommended']:.1f}")
     return Group(table)
+
+
+def v1_table(record: MeasurementRecord) -> Group:
+    """Median milliseconds of a decode step in each mode, and below them what the captures took."""
+    on_gpu = "cuda" in record.machine
+    table = Table(
+        title=_title(record), title_justify="left", caption_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+    )
+    table.caption = "median ms of a decode step through execute_model" + ("; host: in a burst, µs a step" if on_gpu else "")
+    modes = ("eager", "piecewise", "full")
+    hosts = [f"host {mode}" for mode in modes] if on_gpu else []
+    for heading in ("B", *modes, "÷ piecewise", "÷ full", *hosts, "nodes"):
+        table.add_column(heading, justify="right")
+    for row in record.rows:
+        times = [f"{row[f'{mode}_wall_ms']:.2f}" for mode in modes]
+        gains = [f"{row[f'speedup_{mode}']:.2f}" for mode in modes[1:]]
+        host = [f"{row[f'{mode}_burst_host_us']:.0f}" for mode in modes] if on_gpu else []
+        nodes = " / ".join(str(sum(row[f"{mode}_nodes"].values())) for mode in modes[1:])
+        table.add_row(str(row["batch_size"]), *times, *gains, *host, nodes)
+    lines = [
+        f"{mode}: {figures['graphs']} graphs in {figures['seconds']:.2f} s, {figures['pool_reserved_bytes'] / 2**20:,.0f} MiB of pool"
+        for mode, figures in record.settings["captures"].items()
+        if figures["graphs"]
+    ]
+    return Group(table, *lines)
 
 
 def _title(record: MeasurementRecord) -> str:

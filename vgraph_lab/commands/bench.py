@@ -161,6 +161,32 @@ def service(
 
 
 @bench_app.command()
+def v1(
+    device: Device = "auto",
+    dtype: BenchDtype = None,
+    batch_sizes: Annotated[str, typer.Option(help="Comma-separated requests decoded together; by default 1,8,64 (on a CPU: 1,4).")] = "",
+    experts: Annotated[int, typer.Option(min=0, help="Experts of each layer; 0 for an MLP.")] = 0,
+    repeats: Annotated[int, typer.Option(min=2, help="Timed steps of each mode, at most.")] = 50,
+    output: BenchOutput = None,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Decode steps on vLLM's own path: eager, PIECEWISE and FULL, with host time and node counts."""
+    from vgraph_lab.bench.tables import v1_table
+    from vgraph_lab.bench.v1 import bench_v1
+    from vgraph_lab.vllm_v1 import WorkloadConfig
+
+    place = _bench_device(device, output, overwrite, cudnn_benchmark=False)
+    is_cpu = place.type == "cpu"
+    sizes = numbers(batch_sizes or ("1,4" if is_cpu else "1,8,64"), "--batch-sizes")
+    model = WorkloadConfig(hidden_size=128, max_model_len=256, num_experts=experts) if is_cpu else WorkloadConfig.gpu(num_experts=experts)
+    kept_as = (dtype or (Dtype.float32 if is_cpu else Dtype.bfloat16)).torch
+    with status() as progress:
+        record = bench_v1(model, place, dtype=kept_as, batch_sizes=sizes, repeats=repeats, progress=progress)
+    _deliver(record, v1_table, output, overwrite, as_json)
+
+
+@bench_app.command()
 def planner(
     calls: Annotated[int, typer.Option(min=1, help="Calls to plan for.")] = 1_000_000,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each case.")] = 3,
