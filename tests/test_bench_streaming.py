@@ -16,7 +16,7 @@ from vgraph_lab.bench.runners import RunnerPair
 from vgraph_lab.bench.streaming import _burst_us, _Case, _measure, _phases, _samples, bench_streaming
 from vgraph_lab.bench.tables import streaming_table
 from vgraph_lab.config import ConnectorConfig, StageConfig
-from vgraph_lab.errors import InputError, RequestError, RequestErrorKind
+from vgraph_lab.errors import ConfigError, InputError, RequestError, RequestErrorKind
 from vgraph_lab.qwen3_tts.code2wav import Qwen3TTSCode2Wav
 from vgraph_lab.qwen3_tts.decoder import Code2WavDecoder
 from vgraph_lab.runner import GPUGenerationModelRunner
@@ -162,3 +162,23 @@ def test_what_cannot_be_measured(tiny_decoder: Code2WavDecoder) -> None:
     with pytest.raises(RequestError, match="request 'r': refused"):
         _samples(refused)
     assert _samples(torch.ones(1)).tolist() == [1.0]
+
+
+def test_the_incremental_algorithm(tiny_decoder: Code2WavDecoder) -> None:
+    found = bench_streaming(
+        tiny_decoder,
+        batch_sizes=(2,),
+        frames=35,
+        connector=CONNECTOR,
+        modes=("icl",),
+        repeats=2,
+        algorithm="incremental",
+        settings={"weights": "tiny"},
+    )
+    (row,) = found.rows
+    assert row["graph_fallbacks"] == 0
+    assert found.settings["algorithm"] == "incremental"
+    assert found.settings["capture"]["graphs"] == 3  # 1 and 16 frames, and 1 behind a reference
+    assert max(row[f"largest_difference_{phase}"] for phase in PHASES) < 1e-3
+    with pytest.raises(ConfigError, match="Input should be 'published' or 'incremental'"):
+        bench_streaming(tiny_decoder, batch_sizes=(1,), connector=CONNECTOR, algorithm="exact")

@@ -48,7 +48,13 @@ class RunnerPair:
 
 @contextmanager
 def runner_pair(
-    decoder: Code2WavDecoder, connector: ConnectorConfig, *, batch_sizes: Sequence[int], max_num_seqs: int, progress: Progress
+    decoder: Code2WavDecoder,
+    connector: ConnectorConfig,
+    *,
+    batch_sizes: Sequence[int],
+    max_num_seqs: int,
+    progress: Progress,
+    algorithm: str = "published",
 ) -> Iterator[RunnerPair]:
     """Build both runners, capture the second one's graphs, and shut both down at the end.
 
@@ -58,8 +64,12 @@ def runner_pair(
         batch_sizes: row counts to capture each shape for; the largest is also the most rows of an eager call.
         max_num_seqs: live requests for which each model keeps state.
         progress: told each graph that is being captured.
+        algorithm: ``streaming_algorithm`` of both.
+
+    Raises:
+        ConfigError: there is no such algorithm.
     """
-    graphs = {"capture_batch_sizes": sorted(batch_sizes)}
+    graphs = {"capture_batch_sizes": sorted(batch_sizes), "streaming_algorithm": algorithm}
     stage = {"connector": connector.model_dump(), "max_num_seqs": max_num_seqs, "vocoder_cudagraph": graphs}
     with ExitStack() as stack:
         runners: dict[str, GPUGenerationModelRunner] = {}

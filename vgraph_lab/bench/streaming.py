@@ -54,6 +54,7 @@ def bench_streaming(
     repeats: int = 20,
     seconds: float = 20.0,
     codes_on_host: bool = True,
+    algorithm: str = "published",
     settings: dict[str, Any] | None = None,
     progress: Progress = lambda _: None,
 ) -> MeasurementRecord:
@@ -68,10 +69,12 @@ def bench_streaming(
         repeats: how often the requests are played, at most.
         seconds: once a case has been played this long, it is not played again (but it is twice).
         codes_on_host: hand codes over from the host, as a connector does; False has them on the device already.
+        algorithm: ``published`` or ``incremental``, as the setting ``streaming_algorithm``.
         settings: what else describes the decoder (checkpoint or geometry), for the record.
         progress: told what is being measured.
 
     Raises:
+        ConfigError: an algorithm that does not exist.
         InputError: a mode that does not exist.
         RequestError: a runner refused a request.
     """
@@ -80,7 +83,9 @@ def bench_streaming(
         raise InputError(f"modes are {list(modes)}; accepted are 'icl' and 'xvec'.")
     connector = connector or ConnectorConfig()
     rows: list[dict[str, Any]] = []
-    with runner_pair(decoder, connector, batch_sizes=batch_sizes, max_num_seqs=max(batch_sizes), progress=progress) as pair:
+    with runner_pair(
+        decoder, connector, batch_sizes=batch_sizes, max_num_seqs=max(batch_sizes), progress=progress, algorithm=algorithm
+    ) as pair:
         for mode in modes:
             for batch_size in sorted(batch_sizes):
                 progress(f"measuring {mode}, {batch_size} at a time")
@@ -90,6 +95,7 @@ def bench_streaming(
     described = {
         **(settings or {}),
         "dtype": str(decoder.dtype).removeprefix("torch."),
+        "algorithm": algorithm,
         "frames": frames,
         "connector": connector.model_dump(),
         "window_frames": decoder.geometry.sliding_window,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,6 +41,13 @@ BenchDtype = Annotated[
 ]
 BenchOutput = Annotated[Path | None, typer.Option(help="Write the record here, e.g. into data/measurements/.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace a record that is there.")]
+
+
+class Algorithm(StrEnum):
+    """How streamed chunks are decoded; see the setting ``streaming_algorithm``."""
+
+    published = "published"
+    incremental = "incremental"
 
 
 @bench_app.command()
@@ -81,6 +89,9 @@ def streaming(
     chunk_frames: ChunkFrames = 25,
     initial_frames: InitialFrames = 1,
     context_frames: ContextFrames = 72,
+    algorithm: Annotated[Algorithm, typer.Option(help="Decode context again for every chunk, as published, or each chunk by itself.")] = (
+        Algorithm.published
+    ),
     modes: Annotated[str, typer.Option(help="Comma-separated: icl (with a reference), xvec (without).")] = "icl,xvec",
     repeats: Annotated[int | None, typer.Option(min=1, help="How often each case is played, at most; by default 20 (on a CPU: 2).")] = None,
     codes_on_host: Annotated[bool, typer.Option(help="Hand codes over from the host, or have them on the device.")] = True,
@@ -107,6 +118,7 @@ def streaming(
             modes=modes.split(","),
             repeats=repeats or (2 if is_cpu else 20),
             codes_on_host=codes_on_host,
+            algorithm=algorithm.value,
             settings={"weights": weights},
             progress=progress,
         )

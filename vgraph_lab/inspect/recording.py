@@ -21,6 +21,7 @@ from vgraph_lab.graphs.manager import VocoderCUDAGraphManager
 from vgraph_lab.graphs.report import CaptureReport
 from vgraph_lab.graphs.stats import CallKind, StatsSnapshot
 from vgraph_lab.graphs.structure import nbytes
+from vgraph_lab.qwen3_tts.incremental_state import StateArena
 from vgraph_lab.qwen3_tts.state_table import StateTable
 from vgraph_lab.runner import GPUGenerationModelRunner
 from vgraph_lab.vllm_v1 import KVCache, WrapperGraphs
@@ -335,7 +336,7 @@ def _model_tensors(source: Live, manager: Graphs | None, backend: GraphBackend) 
     state: list[Tensor] = []
     for module in {id(part): part for whole in modules for part in whole.modules()}.values():
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        (state if isinstance(module, StateTable | KVCache) else weights).extend(t for t in own if t.device == backend.device)
+        (state if isinstance(module, StateTable | StateArena | KVCache) else weights).extend(t for t in own if t.device == backend.device)
     return weights, state
 
 

@@ -27,14 +27,16 @@ def calls_between(before: StatsSnapshot, after: StatsSnapshot) -> Counter[CallKi
 
 
 def streaming_of(runner: GPUGenerationModelRunner) -> StreamingPath:
-    """The streaming part of a runner's model.
+    """The streaming part of a runner's model, if it follows the published algorithm.
 
     Raises:
-        InputError: the model does not stream.
+        InputError: the model does not stream, or does so incrementally.
         LifecycleError: no model is loaded (any more).
     """
     model = runner.model
     streaming = model.streaming if isinstance(model, Qwen3TTSCode2Wav) else None
+    if isinstance(model, Qwen3TTSCode2Wav) and model.incremental is not None:
+        raise InputError("this table shows the published algorithm's states. Load a model with streaming_algorithm: published.")
     if streaming is None:
         raise InputError(f"{type(model).__name__} does not stream here. Load a Qwen3TTSCode2Wav with async_chunk: true.")
     return streaming

@@ -19,7 +19,8 @@ from vgraph_lab.requests import ChunkRequest, ChunkResult
 
 from .checkpoint import load_decoder
 from .decoder import Code2WavDecoder
-from .settings import EXTENSIONS, TARGET_IDS, Qwen3TTSGraphKeys, StatelessTargetKeys
+from .incremental_path import INCREMENTAL_TARGET_ID, IncrementalPath
+from .settings import EXTENSIONS, TARGET_IDS, IncrementalTargetKeys, Qwen3TTSGraphKeys, StatelessTargetKeys
 from .stateless import STATELESS_TARGET_ID, stateless_buckets
 from .stateless_path import StatelessPath
 from .stream_path import StreamingPath
@@ -30,12 +31,17 @@ __all__ = ["Qwen3TTSCode2Wav"]
 class Qwen3TTSCode2Wav(nn.Module):
     """Routes requests to Targets, composes them in one forward, keeps request state.
 
-    With ``async_chunk: true`` requests are streamed chunk by chunk (Targets ``icl_prefix``, ``xvec_prefix``, ``suffix``),
-    otherwise they come whole (Target ``stateless``). Use it through a runner; it is not thread-safe by itself.
+    With ``async_chunk: true`` requests are streamed chunk by chunk (Targets ``icl_prefix``, ``xvec_prefix``, ``suffix``; with
+    ``streaming_algorithm: incremental`` the one Target ``incremental``), otherwise they come whole (Target ``stateless``). Use it
+    through a runner; it is not thread-safe by itself.
 
     Args:
         decoder: the eager decoder; its device and dtype are the model's.
         cfg: the stage's configuration.
+
+    Attributes:
+        streaming: the published streaming path, if that is what the configuration asks for.
+        incremental: the incremental one, likewise.
 
     Raises:
         ConfigError: the configuration holds keys or Target ids that this model does not have, or sizes that do not fit
@@ -50,8 +56,13 @@ class Qwen3TTSCode2Wav(nn.Module):
         cfg.check_model(EXTENSIONS, TARGET_IDS)
         self.decoder, self.cfg = decoder, cfg
         keys = cfg.extension(Qwen3TTSGraphKeys)
-        path = _streaming(decoder, cfg, keys) if cfg.async_chunk else _stateless(decoder, cfg, keys)
+        path: StreamingPath | IncrementalPath | StatelessPath
+        if not cfg.async_chunk:
+            path = _stateless(decoder, cfg, keys)
+        else:
+            path = _incremental(decoder, cfg, keys) if keys.streaming_algorithm == "incremental" else _streaming(decoder, cfg, keys)
         self.streaming = path if isinstance(path, StreamingPath) else None
+        self.incremental = path if isinstance(path, IncrementalPath) else None
         self._path = path
 
     @classmethod
@@ -79,12 +90,12 @@ class Qwen3TTSCode2Wav(nn.Module):
     @property
     def state_bytes(self) -> int:
         """Memory of the request state, allocated once; 0 without streaming."""
-        return self.streaming.table.nbytes if self.streaming else 0
+        return 0 if isinstance(self._path, StatelessPath) else self._path.table.nbytes
 
     @property
     def live_requests(self) -> tuple[str, ...]:
         """Requests that have begun and not ended."""
-        return tuple(self.streaming.book.live) if self.streaming else ()
+        return () if isinstance(self._path, StatelessPath) else tuple(self._path.book.live)
 
     def get_vocoder_cudagraph_targets(self) -> Sequence[Target[Any]]:
         """The Targets of this configuration, always the same objects."""
@@ -124,6 +135,19 @@ def _streaming(decoder: Code2WavDecoder, cfg: StageConfig, keys: Qwen3TTSGraphKe
         batch_sizes=keys.capture_batch_sizes,
         largest_batch=_largest_batch(cfg, keys),
         max_requests=cfg.max_num_seqs,
+        debug=cfg.vocoder_cudagraph.debug,
+    )
+
+
+def _incremental(decoder: Code2WavDecoder, cfg: StageConfig, keys: Qwen3TTSGraphKeys) -> IncrementalPath:
+    return IncrementalPath(
+        decoder,
+        cfg.connector,
+        batch_sizes=keys.capture_batch_sizes,
+        largest_batch=_largest_batch(cfg, keys),
+        max_requests=cfg.max_num_seqs,
+        more_widths=cfg.target_extension(INCREMENTAL_TARGET_ID, IncrementalTargetKeys).capture_widths,
+        has_graphs=not cfg.graph_settings.enforce_eager,
         debug=cfg.vocoder_cudagraph.debug,
     )
 

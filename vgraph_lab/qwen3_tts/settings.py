@@ -1,23 +1,23 @@
 """Keys of ``vocoder_cudagraph`` that Qwen3-TTS accepts.
 
-Its four Targets share the batch sizes and the decode windows; ``qwen3_tts.stateless`` has buckets of its own. The streaming
-Targets have no keys: their shapes follow from the connector.
+Its Targets share the batch sizes and the decode windows; ``qwen3_tts.stateless`` has buckets of its own, ``qwen3_tts.incremental``
+widths. The published streaming Targets have no keys: their shapes follow from the connector.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from annotated_types import MinLen
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from vgraph_lab.config import DistinctSizes, LegacyKey, ModelExtensions, Settings, declare_extensions
 
-__all__ = ["EXTENSIONS", "TARGET_IDS", "Qwen3TTSGraphKeys", "StatelessTargetKeys"]
+__all__ = ["EXTENSIONS", "TARGET_IDS", "IncrementalTargetKeys", "Qwen3TTSGraphKeys", "StatelessTargetKeys"]
 
-TARGET_IDS = ("qwen3_tts.icl_prefix", "qwen3_tts.xvec_prefix", "qwen3_tts.suffix", "qwen3_tts.stateless")
-_STATELESS = TARGET_IDS[3]
+TARGET_IDS = ("qwen3_tts.icl_prefix", "qwen3_tts.xvec_prefix", "qwen3_tts.suffix", "qwen3_tts.stateless", "qwen3_tts.incremental")
+_STATELESS, _INCREMENTAL = TARGET_IDS[3:]
 _BATCH_SIZES = (1, 2, 4)
 
 
@@ -30,6 +30,9 @@ class Qwen3TTSGraphKeys(Settings):
     """Keys that the Targets of Qwen3-TTS share.
 
     Attributes:
+        streaming_algorithm: how streamed chunks are decoded. ``published``: with the segments of the published design, which decodes
+            context again for every chunk (``qwen3_tts.icl_prefix``, ``xvec_prefix``, ``suffix``). ``incremental``: each chunk by
+            itself, with all that its layers carry over (``qwen3_tts.incremental``). Of no effect without ``async_chunk``.
         decode_batch_max_size: the most rows of one call; larger groups of requests are split. None: the largest of
             ``capture_batch_sizes``.
         capture_batch_sizes: row counts to capture each shape for; by default 1, 2 and 4, as far as ``decode_batch_max_size``
@@ -38,6 +41,7 @@ class Qwen3TTSGraphKeys(Settings):
         decode_left_context_frames: frames before them that a window sees too; their samples are cut.
     """
 
+    streaming_algorithm: Literal["published", "incremental"] = "published"
     decode_batch_max_size: PositiveInt | None = None
     capture_batch_sizes: Annotated[DistinctSizes, MinLen(1)] = Field(default_factory=_default_batch_sizes)
     decode_chunk_frames: PositiveInt = 300
@@ -69,6 +73,17 @@ class StatelessTargetKeys(Settings):
     capture_bucket_sizes: DistinctSizes = ()
 
 
+class IncrementalTargetKeys(Settings):
+    """Keys of ``qwen3_tts.incremental``.
+
+    Attributes:
+        capture_widths: frames per call to capture, beside the connector's chunk sizes. Chunks of other sizes are made up of
+            captured widths where few of them do.
+    """
+
+    capture_widths: DistinctSizes = ()
+
+
 class _NoKeys(Settings):
     """A Target without keys of its own."""
 
@@ -91,7 +106,7 @@ def _limit(value: object) -> object:
 EXTENSIONS = ModelExtensions(
     family="qwen3_tts",
     stage=Qwen3TTSGraphKeys,
-    targets={**dict.fromkeys(TARGET_IDS, _NoKeys), _STATELESS: StatelessTargetKeys},
+    targets={**dict.fromkeys(TARGET_IDS, _NoKeys), _STATELESS: StatelessTargetKeys, _INCREMENTAL: IncrementalTargetKeys},
     legacy={
         "decode_cudagraph_batch_sizes": LegacyKey(("capture_batch_sizes",), _sizes),
         "decode_cudagraph_capture_sizes": LegacyKey(("targets", _STATELESS, "capture_bucket_sizes"), _sizes),

@@ -1,7 +1,7 @@
 """The decoder's transformer: RMSNorm, rotary attention over a sliding window, SwiGLU, layer scale.
 
 Positions, masks and cached keys are arguments, so that one class serves whole utterances, streamed suffixes (keys of
-the prefix are passed in) and later incremental forms.
+the prefix are passed in) and incremental steps (keys of the window are passed in).
 
     frame:   0  1  2  3  4  5            mask of frame 4 with W = 3:   . . x x x .
     a query at frame t sees the keys t - W < k ≤ t
@@ -23,7 +23,7 @@ __all__ = ["KeyValue", "PreTransformer", "sliding_window_mask"]
 
 
 class KeyValue(NamedTuple):
-    """Keys (rotated) and values of one layer, each [B, kv_heads, frames, head_dim]."""
+    """Keys (rotated, unless asked for otherwise) and values of one layer, each [B, kv_heads, frames, head_dim]."""
 
     key: Tensor
     value: Tensor
@@ -62,12 +62,19 @@ class _Attention(nn.Module):
         heads: Tensor = x.unflatten(-1, (-1, self.head_dim))
         return heads.transpose(1, 2)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, past: KeyValue | None) -> tuple[Tensor, KeyValue]:
-        query = _rotate(self._heads(self.q_proj(x)), cos, sin)
-        current = KeyValue(_rotate(self._heads(self.k_proj(x)), cos, sin), self._heads(self.v_proj(x)))
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, past: KeyValue | None, *, cache_plain_keys: bool = False
+    ) -> tuple[Tensor, KeyValue]:
+        frames = x.shape[1]
+        query = _rotate(self._heads(self.q_proj(x)), cos[-frames:], sin[-frames:])
+        key, value = self._heads(self.k_proj(x)), self._heads(self.v_proj(x))
+        if not cache_plain_keys:
+            key = _rotate(key, cos[-frames:], sin[-frames:])
         if past is not None:
-            current = KeyValue(torch.cat((past.key, current.key), dim=2), torch.cat((past.value, current.value), dim=2))
-        key, value = current
+            key, value = torch.cat((past.key, key), dim=2), torch.cat((past.value, value), dim=2)
+        current = KeyValue(key, value)
+        if cache_plain_keys:
+            key = _rotate(key, cos, sin)
         if self.groups > 1:  # grouped-query attention: each key head serves `groups` query heads
             key, value = (t[:, :, None].expand(-1, -1, self.groups, -1, -1).flatten(1, 2) for t in (key, value))
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
@@ -96,8 +103,10 @@ class _Layer(nn.Module):
         self.mlp = _SwiGLU(g)
         self.mlp_layer_scale = LayerScale(g.hidden_size, g.layer_scale_initial_scale)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, past: KeyValue | None) -> tuple[Tensor, KeyValue]:
-        attended, cache = self.self_attn(self.input_layernorm(x), cos, sin, mask, past)
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, past: KeyValue | None, *, cache_plain_keys: bool = False
+    ) -> tuple[Tensor, KeyValue]:
+        attended, cache = self.self_attn(self.input_layernorm(x), cos, sin, mask, past, cache_plain_keys=cache_plain_keys)
         x = x + self.self_attn_layer_scale(attended)
         return x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x))), cache
 
@@ -129,7 +138,13 @@ class PreTransformer(nn.Module):
         self.sin = rewritten(self.sin, angles.sin().to(weight.dtype))
 
     def forward(
-        self, x: Tensor, *, first_position: int = 0, mask: Tensor | None = None, past: Sequence[KeyValue] | None = None
+        self,
+        x: Tensor,
+        *,
+        first_position: int = 0,
+        mask: Tensor | None = None,
+        past: Sequence[KeyValue] | None = None,
+        cache_plain_keys: bool = False,
     ) -> tuple[Tensor, list[KeyValue]]:
         """Run all layers.
 
@@ -139,6 +154,9 @@ class PreTransformer(nn.Module):
             mask: bool, broadcastable to [B, heads, T, K] with K = cached + T keys; by default the sliding window over
                 the T frames of ``x`` alone.
             past: one :class:`KeyValue` per layer whose frames come before those of ``x``; not modified.
+            cache_plain_keys: take and return keys before their rotation, which then happens on every use, at the positions
+                just before ``first_position``. Such keys can be used again at other positions, so that positions stay small
+                however long a stream runs.
 
         Returns:
             The output [B, T, latent_dim] and per layer the keys and values of all K frames.
@@ -147,11 +165,12 @@ class PreTransformer(nn.Module):
         if mask is None:
             positions = torch.arange(frames, device=x.device)
             mask = sliding_window_mask(positions, positions, self.geometry.sliding_window)
-        cos = self.cos[first_position : first_position + frames]
-        sin = self.sin[first_position : first_position + frames]
+        first_angle = first_position - (past[0].key.shape[2] if past and cache_plain_keys else 0)
+        cos = self.cos[first_angle : first_position + frames]
+        sin = self.sin[first_angle : first_position + frames]
         x = self.input_proj(x)
         caches: list[KeyValue] = []
         for index, layer in enumerate(self.layers):
-            x, cache = layer(x, cos, sin, mask, None if past is None else past[index])
+            x, cache = layer(x, cos, sin, mask, None if past is None else past[index], cache_plain_keys=cache_plain_keys)
             caches.append(cache)
         return self.output_proj(self.norm(x)), caches

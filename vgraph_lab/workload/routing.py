@@ -86,6 +86,8 @@ class RoutingRules:
 
     def __post_init__(self) -> None:
         self.cfg.check_model(EXTENSIONS, TARGET_IDS)
+        if self.cfg.async_chunk and self.keys.streaming_algorithm != "published":
+            raise ConfigError("streaming_algorithm: calls are foretold for 'published' only. Record those of 'incremental' from a runner.")
 
     @cached_property
     def transitions(self) -> TransitionTable:

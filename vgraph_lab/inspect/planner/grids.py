@@ -38,7 +38,13 @@ _STREAMING = (ICL_PREFIX_TARGET_ID, XVEC_PREFIX_TARGET_ID, SUFFIX_TARGET_ID)
 
 
 def space_of(model: Qwen3TTSCode2Wav) -> StreamingGrid | StatelessGrid:
-    """What the configuration of a model could say instead: its mode, its chunks or windows, other sizes."""
+    """What the configuration of a model could say instead: its mode, its chunks or windows, other sizes.
+
+    Raises:
+        ConfigError: the model streams incrementally; its one Target is planned with :class:`~.free_form.FreeForm`.
+    """
+    if model.incremental is not None:
+        raise ConfigError("streaming_algorithm: plans of a configuration are made for 'published'. Plan 'incremental' with FreeForm.")
     if model.streaming is not None:
         return StreamingGrid(model.cfg.connector, model.decoder.geometry.sliding_window)
     keys = model.cfg.extension(Qwen3TTSGraphKeys)

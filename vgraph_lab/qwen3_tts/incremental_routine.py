@@ -1,0 +1,153 @@
+"""The Routine of incremental decoding: codes and places in, samples out. Request state stays in the arena.
+
+The graph itself gathers and scatters rows of the arena by slot, so one graph of a width serves requests at all positions,
+with and without a reference behind them. A batch needs nothing in common but its width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vgraph_lab.errors import InputError
+from vgraph_lab.graphs.descriptor import Descriptor
+from vgraph_lab.graphs.routine import Buffers, Resolution, Routine
+
+from .decoder import Code2WavDecoder
+from .incremental import begin_with_reference, continue_stream
+from .incremental_state import StateArena
+from .inputs import validate_codes
+
+__all__ = ["WITH_REFERENCE", "IncrementalRoutine"]
+
+WITH_REFERENCE = "icl"  # Descriptor.state of first chunks behind a reference; empty for all other chunks
+_PAD_CODE = 0
+
+
+class IncrementalRoutine(Routine[Tensor]):
+    """Steps of streams: ``(codes, places, has_reference, is_last)`` → float32 [B, n * samples_per_frame].
+
+    * ``codes``: integers [B, Q, n]; with a reference, [B, Q, W + n], the reference left-padded to W frames.
+    * ``places``: int64 [B, 2], on the host or the device: the slot of each row, and the frame number of its first column
+      (minus the padding, with a reference). No slot may occur twice.
+    * ``has_reference``: whether the rows begin with a reference.
+    * ``is_last``: whether no row will be continued, so that its frames may be padded on the right.
+
+    Widths are exact otherwise. A padded frame must not move a row's state on, and masking every write of every layer would
+    cost each chunk; a chunk of another width is cut into captured ones by the caller, at no loss, since steps are exact.
+
+    Args:
+        decoder: the eager decoder.
+        arena: the request state, written by every call.
+        descriptors: the graphs that may exist; ``frames`` are the new ones.
+        debug: check the values of device tensors too.
+    """
+
+    def __init__(self, decoder: Code2WavDecoder, arena: StateArena, descriptors: Sequence[Descriptor], *, debug: bool = False) -> None:
+        self.decoder, self.debug, self._arena = decoder, debug, arena
+        self._device, self._samples_per_frame = decoder.device, decoder.samples_per_frame
+        self._window = decoder.geometry.sliding_window
+        self._spare_place = torch.tensor([[arena.spare_slot, 0]])
+        by_work = sorted(descriptors, key=lambda d: (d.work, d.frames))
+
+        @lru_cache(maxsize=4096)
+        def covering(batch_size: int, frames: int, state: str, is_last: bool) -> Resolution:
+            fitting = tuple(
+                d
+                for d in by_work
+                if d.state == state and d.batch_size >= batch_size and (d.frames >= frames if is_last else d.frames == frames)
+            )
+            return Resolution(Descriptor(batch_size, frames, state), fitting)
+
+        self._covering: Callable[[int, int, str, bool], Resolution] = covering
+
+    def captured_modules(self) -> Iterable[nn.Module]:
+        """Weights are read in place, request state is read and written."""
+        return (self.decoder, self._arena)
+
+    def validate_runtime_inputs(self, codes: Tensor, places: Tensor, has_reference: bool = False, is_last: bool = False) -> None:
+        """Codes of at least one new frame, and a place for each row."""
+        validate_codes(codes, self.decoder.geometry, device=self._device, debug=self.debug)
+        if places.shape != (codes.shape[0], 2) or places.dtype is not torch.int64:
+            raise InputError(
+                f"places must be int64 [B, 2] (slot, first frame) for codes [B, Q, n], got {places.dtype} {list(places.shape)} and "
+                f"{list(codes.shape)}."
+            )
+        if has_reference and codes.shape[2] <= self._window:
+            raise InputError(
+                f"codes with a reference must be [B, Q, {self._window} + n], n ≥ 1, got {list(codes.shape)}. Pad the reference on the left."
+            )
+
+    def resolve(self, codes: Tensor, places: Tensor, has_reference: bool = False, is_last: bool = False) -> Resolution:
+        """Graphs for at least these rows and exactly these new frames (at least these, if nothing follows)."""
+        return self._covering(codes.shape[0], self._new_frames(codes, has_reference), WITH_REFERENCE if has_reference else "", is_last)
+
+    def _new_frames(self, codes: Tensor, has_reference: bool) -> int:
+        return codes.shape[2] - self._window if has_reference else codes.shape[2]
+
+    def make_descriptor(self, key: Descriptor) -> Descriptor:
+        """Capture exactly the shape that came."""
+        return key
+
+    def allocate_buffers(self, descriptor: Descriptor) -> Buffers:
+        """``codes`` [B, Q, columns] and ``places`` [B, 2]; int64."""
+        rows, columns = descriptor.batch_size, descriptor.frames + (self._window if descriptor.state == WITH_REFERENCE else 0)
+        return {
+            "codes": torch.zeros(rows, self.decoder.geometry.num_quantizers, columns, dtype=torch.int64, device=self._device),
+            "places": torch.zeros(rows, 2, dtype=torch.int64, device=self._device),
+        }
+
+    def prepare_for_capture(self, descriptor: Descriptor, buffers: Buffers) -> None:
+        """Let all rows work in the spare slot, so that no request's state moves."""
+        buffers["codes"].fill_(_PAD_CODE)
+        buffers["places"].copy_(self._spare_place.expand(descriptor.batch_size, -1))
+
+    def forward_for_capture(self, descriptor: Descriptor, buffers: Buffers) -> Tensor:
+        """The eager mathematics on the static inputs and the arena's rows."""
+        return self._forward(buffers["codes"], buffers["places"], has_reference=descriptor.state == WITH_REFERENCE)
+
+    def _forward(self, codes: Tensor, places: Tensor, *, has_reference: bool) -> Tensor:
+        slots, first = places.unbind(1)
+        if has_reference:
+            new_frames = self._new_frames(codes, has_reference)
+            waveform = begin_with_reference(self.decoder, self._arena, codes, slots, first, new_frames=new_frames)
+        else:
+            waveform = continue_stream(self.decoder, self._arena, codes, slots, first)
+        return waveform[:, 0].float()
+
+    def copy_runtime_inputs(
+        self, descriptor: Descriptor, buffers: Buffers, codes: Tensor, places: Tensor, has_reference: bool = False, is_last: bool = False
+    ) -> None:
+        """One copy each. Padding is added before it, where the input is; rows that a call does not cover get the spare slot."""
+        static = buffers["codes"]
+        missing_rows, missing_frames = static.shape[0] - codes.shape[0], static.shape[2] - codes.shape[2]
+        if missing_rows or missing_frames:
+            codes = F.pad(codes, (0, missing_frames, 0, 0, 0, missing_rows), value=_PAD_CODE)
+        if missing_rows:
+            places = torch.cat((places, self._spare_place.to(places.device).expand(missing_rows, -1)))
+        static.copy_(codes, non_blocking=True)
+        buffers["places"].copy_(places, non_blocking=True)
+
+    def output_after_replay(
+        self,
+        descriptor: Descriptor,
+        buffers: Buffers,
+        output: Tensor,
+        codes: Tensor,
+        places: Tensor,
+        has_reference: bool = False,
+        is_last: bool = False,
+    ) -> Tensor:
+        """Cut padded rows and the samples of padded frames."""
+        return output[: codes.shape[0], : self._new_frames(codes, has_reference) * self._samples_per_frame]
+
+    def eager_call(self, codes: Tensor, places: Tensor, has_reference: bool = False, is_last: bool = False) -> Tensor:
+        """The batched eager path."""
+        self.validate_runtime_inputs(codes, places, has_reference)
+        with torch.no_grad():
+            codes, places = (t.to(self._device, torch.int64, non_blocking=True) for t in (codes, places))
+            return self._forward(codes, places, has_reference=has_reference)

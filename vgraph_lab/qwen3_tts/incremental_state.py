@@ -1,0 +1,120 @@
+"""Where incrementally decoded requests keep their state: one row per slot, in one arena whose addresses never change.
+
+A row is a number of *pages*, each as large as what one frame leaves in the transformer::
+
+    [ histories of all convolutions, filled up to whole pages | frame 0 | frame 1 | … | frame W − 2 ]
+
+The frames are a ring: frame t lies in page t mod (W − 1), so that a step writes its own frames only. Graphs read and write rows
+in place by slot number. Which frame a row has reached is not kept here: callers say it with every step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .decoder import Code2WavDecoder
+from .layers import CausalConv1d, CausalConvTranspose1d
+
+__all__ = ["StateArena", "history_size"]
+
+
+def history_size(decoder: Code2WavDecoder) -> int:
+    """Numbers that one row's convolutions keep: for each layer its input channels times the earlier samples that it reads."""
+    looking_back = (layer for layer in decoder.modules() if isinstance(layer, CausalConv1d | CausalConvTranspose1d))
+    return sum(layer.conv.in_channels * layer.left_context for layer in looking_back)
+
+
+class StateArena(nn.Module):
+    """Rows of convolution histories and of keys and values.
+
+    The last slot belongs to no request: padded rows of a batch read and write it.
+
+    Args:
+        decoder: gives sizes, device and dtype.
+        slots: rows that requests can have.
+    """
+
+    rows: Tensor  # [slots + 1, pages, page size], in the decoder's dtype
+
+    def __init__(self, decoder: Code2WavDecoder, slots: int) -> None:
+        super().__init__()
+        g = decoder.geometry
+        self.ring = g.sliding_window - 1
+        self.spare_slot = slots
+        self._frame_shape = (g.num_hidden_layers, 2, g.num_key_value_heads, g.head_dim)
+        page = g.num_hidden_layers * 2 * g.num_key_value_heads * g.head_dim
+        self._history_size = history_size(decoder)
+        self._history_pages = -(-self._history_size // page)
+        pages = self._history_pages + self.ring
+        with torch.inference_mode(False):  # rows are written in and outside of that mode
+            rows = torch.zeros(slots + 1, pages, page, device=decoder.device, dtype=decoder.dtype)
+            self.register_buffer("rows", rows, persistent=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all rows."""
+        return self.rows.nbytes
+
+    @property
+    def bytes_per_request(self) -> int:
+        """Memory of one row."""
+        return self.rows[0].nbytes
+
+    # Steps. ``slots`` is int64 [B] on the arena's device.
+
+    def histories(self, slots: Tensor) -> Tensor:
+        """What the convolutions of some rows keep, copied out: [B, ·]."""
+        return self._histories.index_select(0, slots)
+
+    def no_histories(self, count: int) -> Tensor:
+        """The same of requests that have not begun."""
+        return self.rows.new_zeros(count, self._history_size)
+
+    def write_histories(self, slots: Tensor, histories: Tensor) -> None:
+        """Replace what the convolutions of some rows keep."""
+        self._histories.index_copy_(0, slots, histories)
+
+    def frames_before(self, slots: Tensor, first: Tensor) -> Tensor:
+        """The W − 1 frames before frame ``first`` of each row, oldest first, copied out.
+
+        Args:
+            slots: int64 [B].
+            first: int64 [B].
+
+        Returns:
+            [B, W − 1, layers, 2, kv_heads, head_dim]. What stands for frames below 0 means nothing.
+        """
+        frames = self._frames.index_select(0, self._pages(slots, first, self.ring))
+        return frames.view(-1, self.ring, *self._frame_shape)
+
+    def write_frames(self, slots: Tensor, first: Tensor, frames: Tensor) -> None:
+        """Keep consecutive frames of each row, at most W − 1 of them: [B, n, page size], beginning with frame ``first`` [B]."""
+        self._frames.index_copy_(0, self._pages(slots, first, frames.shape[1]), frames.flatten(0, 1))
+
+    def _pages(self, slots: Tensor, first: Tensor, count: int) -> Tensor:
+        """Pages of ``count`` consecutive frames of each row, int64 [B * count]. Frames W − 1 apart share one."""
+        in_ring = (first[:, None] + torch.arange(count, device=first.device)) % self.ring
+        return (slots[:, None] * self.rows.shape[1] + self._history_pages + in_ring).flatten()
+
+    @property
+    def _histories(self) -> Tensor:
+        return self.rows.flatten(1)[:, : self._history_size]
+
+    @property
+    def _frames(self) -> Tensor:
+        return self.rows.flatten(0, 1)
+
+    # Slots, between steps.
+
+    def clear(self, slots: Tensor) -> None:
+        """Make rows as new."""
+        self.rows.index_fill_(0, slots, 0)
+
+    def copy_of(self, slots: Tensor) -> Tensor:
+        """Whole rows, copied out."""
+        return self.rows.index_select(0, slots)
+
+    def put_back(self, slots: Tensor, rows: Tensor) -> None:
+        """Whole rows as :meth:`copy_of` returned them."""
+        self.rows.index_copy_(0, slots, rows)
