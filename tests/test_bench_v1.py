@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 def test_every_mode_is_measured_and_gives_the_same_logits() -> None:
     told: list[str] = []
     record = bench_v1(WorkloadConfig(), CPU, batch_sizes=(3, 1), prompt_tokens=4, repeats=2, progress=told.append)
-    assert told == ["capturing: NONE", "capturing: PIECEWISE", "capturing: FULL", "decoding 1 requests", "decoding 3 requests"]
+    assert told == ["capturing: NONE", "capturing: PIECEWISE", "capturing: FULL", "decoding, batch size 1", "decoding, batch size 3"]
     assert [row["batch_size"] for row in record.rows] == [1, 3]
     assert {name: figures["graphs"] for name, figures in record.settings["captures"].items()} == {"eager": 0, "piecewise": 2, "full": 2}
     for row in record.rows:

@@ -101,7 +101,7 @@ def run_tour(output: str | Path = Path("build/tour.html"), *, notebook: str | Pa
     for path in paths:
         if not path.is_file():
             raise InputError(f"{path} is not a notebook file.")
-    check_writable(output)
+    check_writable(output, overwrite=True)  # a report is made anew
     chapters: list[Chapter] = []
     summaries: dict[str, Summary] = {}
     for path in paths:

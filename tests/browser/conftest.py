@@ -8,6 +8,8 @@
         opened.run_all()                                   # waits for the last cell; a failed cell fails the test
         return opened
 
+    NOTEBOOK = "01_capture.ipynb"                          # the same by the fixture of this name here, for all tests of a file
+
     def test_a_click_reaches_python(opened):
         panel = opened.output("panel = CapturePanel")      # outputs of the cell with this text
         panel.get_by_role("button", name="Capture").click()
@@ -95,6 +97,14 @@ def open_notebook(lab: Lab, browser: Browser, request: pytest.FixtureRequest) ->
     yield open_one
     while opened:
         opened.pop().close()
+
+
+@pytest.fixture(scope="module")
+def opened(open_notebook: Callable[[str], OpenNotebook], request: pytest.FixtureRequest) -> OpenNotebook:
+    """The notebook that the file calls ``NOTEBOOK``, after a run, for all tests of the file."""
+    notebook = open_notebook(request.module.NOTEBOOK)
+    notebook.run_all()
+    return notebook
 
 
 @pytest.fixture(autouse=True)

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import re
 
-import pytest
-from live_notebook import OpenNotebook
 from playwright.sync_api import expect
 
-
-@pytest.fixture(scope="module")
-def opened(open_notebook) -> OpenNotebook:
-    """The notebook after a run, for all tests of this file."""
-    notebook = open_notebook("04_coverage_and_buckets.ipynb")
-    notebook.run_all()
-    return notebook
+NOTEBOOK = "04_coverage_and_buckets.ipynb"
 
 
 def test_cells_are_chosen_by_pointer_and_by_keyboard(opened):

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-from live_notebook import OpenNotebook
-
-
-@pytest.fixture(scope="module")
-def opened(open_notebook) -> OpenNotebook:
-    notebook = open_notebook("05_listen.ipynb")
-    notebook.run_all()
-    return notebook
+NOTEBOOK = "05_listen.ipynb"
 
 
 def test_the_keys_switch_what_is_heard(opened):

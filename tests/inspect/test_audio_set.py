@@ -79,6 +79,8 @@ def test_seams_details_and_durations() -> None:
         (np.array([0.0, np.nan, np.inf]), r"a/s contains NaN or infinity: 2 of 3 samples, the first at 1"),
         (np.zeros((2, 9)), r"\[2, 9\].*Mix 2 channels down first: wav\.mean\(-2\)"),
         (np.zeros((9, 2)), r"Mix 2 channels down first: wav\.mean\(-1\)"),
+        (np.zeros((9, 1)), r"\[9, 1\].*It is transposed: wav\.squeeze\(-1\)"),
+        (np.zeros((1, 9, 1)), r"It is transposed: wav\.squeeze\(-1\)"),
         (np.zeros((1, 2, 9)), r"Mix 2 channels down first: wav\.mean\(-2\)"),
         (np.zeros((3, 1, 9)), "Give each row of a batch a name"),
         (np.zeros(0), "has no samples"),
@@ -86,6 +88,9 @@ def test_seams_details_and_durations() -> None:
         (np.zeros(3, np.int16), "int16; a waveform is floating point.*32768"),
         (torch.zeros(3, dtype=torch.int32), "torch.int32; a waveform is floating point"),
         (["a"], "a waveform is floating point"),
+        ([[0.5], [0.5, 0.5]], r"a/s has no values in a row \(.*inhomogeneous.*Give a dense array or tensor"),
+        (torch.zeros(3).to_sparse(), r"no values in a row \(.*[Ss]parse"),
+        (torch.zeros(3, device="meta"), r"no values in a row \(.*meta tensor"),
         (np.full(3, 12_000.0), "reaches 12000; full scale is ±1"),
     ],
 )
@@ -110,6 +115,13 @@ def test_the_advice_for_stereo_helps() -> None:
         ({"a": {"s": np.ones(1)}, "b": {}}, {}, "missing: 'b/s'"),
         ({"a": {"": np.ones(1)}}, {}, "names that can be read"),
         ({3: {"s": np.ones(1)}}, {}, "names that can be read, got 3"),
+        ({"\ud800": {"s": np.ones(1)}}, {}, r"names that can be read, got '\\ud800'"),
+        ({"a": {"x\udfff": np.ones(1)}}, {}, "names that can be read"),
+        ({"a": 1}, {}, r"waveforms are {'a': 1}; two mappings are needed"),
+        ([np.ones(1)], {}, "two mappings are needed"),
+        (PAIR, {"sample_rate": 2**31}, "sample_rate is 2147483648; a whole number of Hz from 1 to 2147483647"),
+        (PAIR, {"seams": {"one": [[1], [1, 2]]}}, "whole positions"),
+        (PAIR, {"details": {"one": "\ud800"}}, r"detail of 'one' is '\\ud800'; it is a line of text"),
         (PAIR, {"sample_rate": 0}, "sample_rate is 0"),
         (PAIR, {"sample_rate": 24e3}, "sample_rate is 24000.0"),
         (PAIR, {"sample_rate": True}, "sample_rate is True"),
@@ -208,7 +220,7 @@ def test_recordings_of_others_are_not_mixed_in(tmp_path: Path) -> None:
     assert set(files(tmp_path)) == {"theirs/x.wav"}
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", ".hidden", "a:b", "end.", "end ", "a\nb", "x" * 201, "\ud800"])
+@pytest.mark.parametrize("name", ["a/b", "..", ".hidden", "a:b", "end.", "end ", "a\nb", "x" * 201])
 def test_names_that_are_no_file_names_fail(tmp_path: Path, name: str) -> None:
     for waveforms in ({name: {"s": np.ones(1)}}, {"a": {name: np.ones(1)}}):
         with pytest.raises(InputError, match="cannot be the name of a file"):
@@ -219,6 +231,30 @@ def test_names_that_are_no_file_names_fail(tmp_path: Path, name: str) -> None:
 def test_names_that_differ_in_case_only_fail(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="upper and lower case only"):
         AudioSet.from_waveforms({"a": {"s": np.ones(1), "S": np.ones(1)}}, RATE).save(tmp_path)
+
+
+def test_names_that_differ_in_how_accents_are_encoded_only_fail(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="in how accents are encoded"):
+        AudioSet.from_waveforms({"a": {"\u00e9": np.ones(1), "e\u0301": np.ones(1)}}, RATE).save(tmp_path / "ab")
+    assert not (tmp_path / "ab").exists()
+
+
+@pytest.mark.parametrize("name", ["audio_set.json", "Audio_Set.JSON"])
+def test_a_condition_with_the_name_of_the_json_fails(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match=r"a condition cannot be called 'audio_set\.json'"):
+        AudioSet.from_waveforms({name: {"s": np.ones(1)}}, RATE).save(tmp_path / "ab")
+    assert not (tmp_path / "ab").exists()
+    AudioSet.from_waveforms({"a": {name: np.ones(1)}}, RATE).save(tmp_path / "ab")  # a sample may be called so
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_nothing_is_written_through_a_link(tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "ab").mkdir()
+    (tmp_path / "ab" / "graph").symlink_to(tmp_path / "theirs")
+    with pytest.raises(InputError, match=r"graph is a link to .*theirs, and nothing is written through it"):
+        AudioSet.from_waveforms(PAIR, RATE).save(tmp_path / "ab", overwrite=overwrite)
+    assert files(tmp_path) == {}
 
 
 def test_unknown_subtypes_and_places_that_are_no_folders_fail(tmp_path: Path) -> None:
@@ -262,6 +298,12 @@ def test_recordings_may_be_added_by_hand(saved: Path) -> None:
     audio = AudioSet.load(saved)
     assert audio.conditions == ("eager", "graph", "another")
     np.testing.assert_array_equal(audio.waveform("another", "one"), [0.5])
+
+
+def test_two_files_of_one_sample_fail(saved: Path) -> None:
+    (saved / "graph" / "one.WAV").write_bytes((saved / "graph" / "one.wav").read_bytes())
+    with pytest.raises(InputError, match=r"graph holds both 'one\.WAV' and 'one\.wav', which would be one sample"):
+        AudioSet.load(saved)
 
 
 def _break(saved: Path, how: str) -> None:

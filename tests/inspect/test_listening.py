@@ -244,6 +244,18 @@ def test_limits_are_stated_with_reasons(dtype: torch.dtype) -> None:
         limits_for(torch.float64)
 
 
+def test_what_the_limits_of_float32_say_of_16_bits_is_true() -> None:
+    rng = np.random.default_rng(0)
+    wav = 0.3 * rng.standard_normal(200_000)
+    moved = wav + rng.uniform(-1e-5, 1e-5, len(wav))
+    steps = np.abs(np.rint(moved * 2**15) - np.rint(wav * 2**15))
+    why = limits_for(torch.float32).why
+    assert steps.max() == 1
+    assert steps.mean() == pytest.approx(0.164, abs=0.004)  # 5e-6, the mean, over the step of 2**-15
+    assert "16 % of the samples change, by one step at most" in why
+    assert f"half a step of 16 bits (−{-20 * math.log10(2**-16):.1f} dBFS)" in why
+
+
 def test_coarser_numbers_have_wider_limits() -> None:
     fine, half, brain = (limits_for(d) for d in (torch.float32, torch.float16, torch.bfloat16))
     assert fine.max_dbfs < half.max_dbfs < brain.max_dbfs
@@ -390,6 +402,25 @@ def test_what_the_reference_does_as_well_is_no_click() -> None:
 def test_what_equally_loud_treble_covers_is_no_click() -> None:
     loud = noise(level=0.2)
     assert not click_table(loud, clicked(loud, 12_000, 0.05), [12_000], RATE)["is_click"].any()
+
+
+@pytest.mark.parametrize("ms", [-24, -12, -2, 2, 12, 24])
+def test_treble_within_24_ms_is_beside_the_seam(ms: int) -> None:
+    """2 ms of a sine at full scale, 3.01 dB below it in RMS, among 24 such windows."""
+    beside = np.zeros(RATE, np.float32)
+    burst = slice(12_000 + 24 * (ms - 1), 12_000 + 24 * (ms + 1))
+    beside[burst] = sine(amplitude=1.0, hz=8_000)[burst]
+    table = click_table(np.zeros(RATE, np.float32), beside, [12_000], RATE)
+    assert table["neighbour_treble_dbfs"][0] == pytest.approx(-3.01 - 10 * math.log10(24), abs=0.3)
+
+
+@pytest.mark.parametrize("ms", [-28, 28])
+def test_treble_farther_off_is_not(ms: int) -> None:
+    beside = np.zeros(RATE, np.float32)
+    burst = slice(12_000 + 24 * (ms - 1), 12_000 + 24 * (ms + 1))
+    beside[burst] = sine(amplitude=1.0, hz=8_000)[burst]
+    table = click_table(np.zeros(RATE, np.float32), beside, [12_000], RATE)
+    assert table["neighbour_treble_dbfs"][0] < -100
 
 
 def test_what_nobody_hears_is_no_click() -> None:

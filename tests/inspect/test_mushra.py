@@ -43,15 +43,35 @@ SCORES = {"original": [100.0, 95.0, 90.0, 95.0], "graph": [70.0, 80.0, 90.0, 80.
 
 
 @given(st.integers(1, 20), st.integers(2, 6), st.integers(0, 2**40))
-def test_pages_are_balanced(num_samples: int, num_conditions: int, seed: int) -> None:
+def test_pages_are_complete(num_samples: int, num_conditions: int, seed: int) -> None:
     samples, conditions = [f"s{i}" for i in range(num_samples)], [f"c{i}" for i in range(num_conditions)]
     pages = MushraTest(samples, conditions, seed=seed).pages
     assert sorted(page.sample for page in pages) == sorted(samples)
     assert [page.number for page in pages] == list(range(1, num_samples + 1))
     assert all(sorted(page.stimuli.values()) == conditions for page in pages)
-    for letter in "ABCDEF"[:num_conditions]:
-        counts = Counter(page.stimuli[letter] for page in pages)
-        assert max(counts[c] for c in conditions) - min(counts[c] for c in conditions) <= 1
+    assert all("".join(page.stimuli) == "ABCDEF"[:num_conditions] for page in pages)
+
+
+def test_each_condition_stands_under_each_letter_equally_often_on_average() -> None:
+    counts = Counter(item for seed in range(200) for page in made(12, seed).pages for item in page.stimuli.items())
+    assert len(counts) == 9
+    assert max(abs(count - 800) for count in counts.values()) < 115  # five standard deviations of 2400 draws
+
+
+@pytest.mark.parametrize("other", [1, 2, 5])
+def test_whoever_finds_the_anchor_on_every_page_knows_no_more_about_the_rest(other: int) -> None:
+    """Wherever the anchor is on two pages, the letter after it is the same condition in half of the tests."""
+    same: dict[tuple[str, str], list[bool]] = {}
+    for seed in range(3000):
+        found = []
+        for page in (made(6, seed).pages[i] for i in (0, other)):
+            letter = next(letter for letter, condition in page.stimuli.items() if condition == "low anchor")
+            found.append((letter, page.stimuli["ABCA"["ABC".index(letter) + 1]]))
+        (first, after_first), (second, after_second) = found
+        same.setdefault((first, second), []).append(after_first == after_second)
+    assert len(same) == 9
+    for cases in same.values():
+        assert abs(sum(cases) / len(cases) - 0.5) < 2.5 / math.sqrt(len(cases))  # five standard deviations
 
 
 def test_the_same_seed_gives_the_same_pages() -> None:
@@ -114,8 +134,10 @@ def test_unfinished_tests_say_so() -> None:
     assert page is not None
     test.rate(page.number, dict.fromkeys(page.stimuli, 100))
     found = test.result()
-    assert (found.is_reliable, found.is_finished) == (None, False)
-    assert found.text.startswith("Unfinished, 3 of 4 pages to go")
+    assert (found.is_reliable, found.is_finished, found.low_references) == (None, False, None)
+    assert found.text == "Unfinished, 3 of 4 pages to go. Means are withheld until the last one is rated."
+    assert found.table[["mean", "mean_low", "mean_high"]].isna().all().all()  # they would say which letter was which
+    assert found.table["ratings"].tolist() == [1, 1, 1]
     assert test.table()["condition"].isna().all()
     assert test.table()["score"].notna().sum() == 3
 
@@ -132,13 +154,18 @@ def test_the_table_of_a_finished_test() -> None:
 def test_ratings_that_are_none_fail_and_lose_nothing() -> None:
     test = made()
     good = dict.fromkeys("ABC", 50.0)
-    test.rate(1, good)
+    test.rate(1, {"A": np.int64(50), "B": np.float32(50), "C": 50})  # NumPy's numbers are some, too
     kept = test.ratings
+    assert kept[0].scores == dict.fromkeys(THREE, 50.0)
     for number, scores, seconds, error, message in (
         (0, good, None, InputError, "no page 0; pages are numbered from 1 to 4"),
         (5, good, None, InputError, "no page 5"),
         (2, {"A": 1, "B": 2}, None, InputError, "one score for each of A, B, C; got A, B"),
         (2, {}, None, InputError, "got none"),
+        (2, None, None, InputError, "got None"),
+        (2, "ABC", None, InputError, "got 'ABC'"),
+        (2, good | {"A": None}, None, InputError, "is None"),
+        (2, good | {"A": np.True_}, None, InputError, "score of A on page 2 is"),
         (2, good | {"D": 1}, None, InputError, "got A, B, C, D"),
         (2, good | {"A": 101}, None, InputError, r"score of A on page 2 is 101; accepted are numbers from 0 \(bad\) to 100"),
         (2, good | {"A": -0.1}, None, InputError, "is -0.1"),
@@ -184,6 +211,8 @@ def test_saving_goes_on_in_the_same_file_and_spares_others(tmp_path: Path) -> No
             other.save(path)
     assert path.read_bytes() == kept
     early.save(path, overwrite=True)
+    with pytest.raises(InputError, match="holds another test"):  # without ratings it is another test, too
+        made(seed=9).save(path)
     assert MushraTest.load(path).ratings == ()
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import re
 import shutil
 import subprocess
+import weakref
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from views.test_players import Players
 
 from vgraph_lab.errors import InputError
+from vgraph_lab.inspect.listening.abx import ABXTest
 from vgraph_lab.inspect.listening.audio_set import AudioSet
 from vgraph_lab.views import ab_player
 from vgraph_lab.views.ab_player import ABPlayer
@@ -209,6 +212,43 @@ def test_a_late_report_of_another_sample_is_cut_to_this_one(player):
     assert (player.position_s, player.region_s) == (pytest.approx(0.1), None)
 
 
+HEARD = {"kind": "heard", "sample": "hello", "condition": "eager", "is_difference": False, "position_s": 0.0, "seconds": 0.5}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{"kind": "heard"}, {"kind": "switch"}, {**HEARD, "seconds": "long"}, {**HEARD, "sample": None}, {"kind": "x"}, {}, None, [1]],
+)
+def test_damaged_messages_are_ignored_and_logged(player, content, caplog):
+    assert answers(player, content) == []
+    assert (player.played, player.switches) == ((), ())
+    assert "ABPlayer ignores a" in caplog.text
+
+
+@pytest.mark.parametrize("sample", [None, 1, ["hello"]])
+def test_samples_that_are_no_names_are_refused(player, sample):
+    ((content, _),) = answers(player, {"kind": "fetch", "sample": sample})
+    assert content["kind"] == "refused"
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"region_s": [1]}, {"region_s": 1}, {"region_s": "ab"}, {"region_s": [0.0, None]}, {"region_s": [0.0, 0.03, 0.05]},
+        {"region_s": {}}, {"region_s": []}, {"position_s": "0"}, {"position_s": None}, {"sample": 1}, {"sample": None}, {"condition": 1},
+        {"is_playing": "yes"},
+        {"condition": "nope"}, {"sample": "bye", "condition": "nope"}, {"condition": "eager", "is_difference": True},
+        {"condition": "eager", "region_s": [0.05, 0.051]}, {"is_playing": True, "position_s": math.nan},
+    ],
+)  # fmt: skip
+def test_damaged_states_are_refused_and_change_nothing(player, state):
+    player.condition, player.region_s = "graph", (0.01, 0.05)
+    before = player.get_state(["sample", "condition", "position_s", "region_s", "is_playing"])
+    with pytest.raises(InputError):
+        player.set_state(state)
+    assert player.get_state(list(before)) == before
+
+
 # ------------------------------------------------------------------------------------------------------------- edges of sound
 
 
@@ -292,6 +332,22 @@ def test_differences_have_the_level_that_they_state(values, shift):
     assert found.label == difference_label(np.abs(exact).max())
     assert found.is_silent == (not exact.any())
     assert np.abs(found.played).max() <= 1 + 1e-12
+
+
+# ------------------------------------------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize(
+    "make", [ABPlayer, lambda audio: BlindTest(audio, ABXTest(audio.samples, ("eager", "graph"), num_trials=1, seed=0))]
+)
+def test_a_closed_widget_gives_its_audio_back(make):
+    audio = audio_set()
+    held, widget = weakref.ref(audio), make(audio)
+    del audio
+    widget.close()
+    del widget
+    gc.collect()
+    assert held() is None
 
 
 # ------------------------------------------------------------------------------------------------------------------ scripts

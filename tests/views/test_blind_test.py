@@ -111,6 +111,61 @@ def test_clicks_answer_too_and_a_second_click_is_told_and_changes_nothing():
     assert blind._page["number"] == 3
 
 
+def test_a_test_that_is_answered_elsewhere_stays_in_step():
+    """What is sent belongs to the trial that it names, and one that has passed brings the next one."""
+    blind = abx()
+    blind.test.answer(1, "A")
+    assert answers(blind, {"kind": "fetch", "number": 1}) == []
+    trial = blind.test.trials[1]
+    assert (blind._page["number"], blind._page["sample"], blind._page["answered"]) == (2, trial.sample, 1)
+    _, (a, _, x) = state_and_audio(blind)
+    assert a[:1500].tobytes() == AUDIO.waveform(trial.a, trial.sample)[:1500].tobytes()
+    assert x[:1500].tobytes() == AUDIO.waveform(trial.x_condition, trial.sample)[:1500].tobytes()
+
+    blind.test.answer(2, "A")
+    ((content, _),) = answers(blind, {"kind": "answer", "number": 2, "given": "B", "seconds": 1.0})
+    assert "trial 3 is next" in content["message"]
+    assert blind._page["number"] == 3  # so that the next click counts
+    assert answers(blind, {"kind": "answer", "number": 3, "given": "B", "seconds": 1.0}) == []
+    blind.test.answer(4, "A")
+    blind.answer("B")  # trial 5, which is next by now
+    assert [(answer.number, answer.choice) for answer in blind.test.answers] == [(1, "A"), (2, "A"), (3, "B"), (4, "A"), (5, "B")]
+    blind.test.answer(6, "A")
+    assert "eager-secret" in blind._repr_mimebundle_()[0]["text/html"]  # finished elsewhere, and known here
+
+
+@pytest.mark.parametrize("made", [abx, mushra])
+def test_two_widgets_over_one_test_take_turns(made):
+    first = made()
+    second = BlindTest(AUDIO, first.test)
+    for turn in range(first._page["total"]):
+        blind = (first, second)[turn % 2]
+        answers(blind, {"kind": "fetch", "number": blind._page["number"]})  # as the browser does whenever it is shown
+        _, found = state_and_audio(blind)
+        assert blind._page["number"] == turn + 1
+        for wave, condition in zip(found, blind._behind(turn + 1).values(), strict=True):
+            assert wave[:1500].tobytes() == AUDIO.waveform(condition, blind._page["sample"])[:1500].tobytes()
+        blind.answer("A" if made is abx else {"A": 100, "B": np.float32(50)}, np.float32(1))
+    with pytest.raises(LifecycleError, match="the test is finished"):
+        (first if first._page.get("number") else second).answer("A")
+    assert first.is_finished
+
+
+@pytest.mark.parametrize("content", [{}, {"kind": "unknown"}, None, [1], "fetch"])
+def test_messages_that_are_none_are_ignored_and_logged(content, caplog):
+    assert answers(abx(), content) == []
+    assert "BlindTest ignores a message" in caplog.text
+
+
+@pytest.mark.parametrize("number", [None, [1], {"a": 1}, "1", True, 10**400])
+def test_numbers_that_are_none_do_no_harm(number):
+    blind = abx()
+    assert number is True or answers(blind, {"kind": "fetch", "number": number}) == []
+    ((content, _),) = answers(blind, {"kind": "answer", "number": number, "given": "A", "seconds": 1.0})
+    assert content["kind"] == "refused"
+    assert blind.test.answers == ()
+
+
 @pytest.mark.parametrize("given", ["C", "", None, {"A": 1}])
 def test_senseless_clicks_are_refused(given):
     blind = abx()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -82,6 +83,15 @@ def test_the_selection_is_read_back(picker):
     assert set(zip(found["batch_size"], found["frames"], strict=True)) == {(1, 48), (2, 50)}
 
 
+@pytest.mark.parametrize(
+    "rows", [lambda table: table.to_numpy(), lambda table: list(table.to_numpy()), lambda table: table.values.tolist()]
+)
+def test_rows_of_a_table_are_chosen(picker, rows):
+    picker.selection = rows(picker.coverage.query("batch_size == 1")[["batch_size", "frames"]])
+    assert picker.selection == ((1, 48), (1, 50))
+    assert {type(size) for cell in picker.selection for size in cell} == {int}  # as JSON needs it
+
+
 def test_a_click_comes_as_json(picker):
     picker.set_state({"selection": [[2, 50]]})
     assert picker.selection == ((2, 50),)
@@ -96,13 +106,20 @@ def test_a_click_comes_as_json(picker):
         ([(1, 50.5)], "is no cell. A cell is a pair"),
         ([(True, 50)], "is no cell. A cell is a pair"),
         ([(1, 2, 3)], "is no cell. A cell is a pair"),
+        ([np.array([1.0, 50.0])], "is no cell. A cell is a pair"),
+        ([np.zeros((2, 2), int)], "is no cell. A cell is a pair"),
+        ([(np.True_, 50)], "is no cell. A cell is a pair"),
+        ([(10**400, 1)], r"is no cell of this map.*Near it are \(2, 50\)"),
+        ([(0, 10**400)], "is no cell of this map.*Near it are"),
     ],
 )
 def test_what_is_no_cell_is_refused_and_changes_nothing(picker, given, message):
-    picker.selection = [(1, 50)]
+    picker.selection = [(1, 48)]
     with pytest.raises(InputError, match=message):
         picker.selection = given
-    assert picker.selection == ((1, 50),)
+    with pytest.raises(InputError, match=message):
+        picker.set_state({"selection": given})  # as the browser does
+    assert picker.selection == ((1, 48),)
 
 
 def test_update_keeps_what_is_still_there(picker):
@@ -114,6 +131,10 @@ def test_update_keeps_what_is_still_there(picker):
         picker.update(table(SMALL).drop(columns="frames"))
     with pytest.raises(InputError, match="the entries table lacks reason"):
         picker.update(table(SMALL), pd.DataFrame({"batch_size": [1], "frames": [1]}))
+    with pytest.raises(InputError, match="the coverage table is NoneType"):
+        picker.update(None)
+    with pytest.raises(InputError, match="the entries table is list"):
+        picker.update(table(SMALL), [])
     assert picker.grid["calls"] == 9
     picker.update(table({}))
     assert (picker.selection, picker.grid["cells"]) == ((), [])
@@ -122,6 +143,11 @@ def test_update_keeps_what_is_still_there(picker):
 def test_only_update_changes_the_grid(picker):
     with pytest.raises(Exception, match="read-only"):
         picker.grid = {}
+
+
+def test_only_a_table_is_shown():
+    with pytest.raises(InputError, match="the coverage table is NoneType"):
+        CoverageMap(None)
 
 
 def test_nothing_at_all_is_a_map_too():

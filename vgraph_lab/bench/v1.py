@@ -82,7 +82,7 @@ def bench_v1(
             captures[name] = {"graphs": report.captured, "seconds": report.seconds, "pool_reserved_bytes": report.pool_reserved_bytes}
         rows = []
         for size in sorted(batch_sizes):
-            progress(f"decoding {size} requests")
+            progress(f"decoding, batch size {size}")
             rows.append(_measured(runners, size, prompt_tokens, repeats, device))
         parameters = sum(parameter.numel() for parameter in runners["eager"].get_model().parameters())
     finally:

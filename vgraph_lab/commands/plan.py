@@ -23,7 +23,8 @@ __all__ = ["plan"]
 _MIB = 2**20
 _TIMES_UNKNOWN = (
     "A recording has no times of calls: what graphs save and what padding costs is not known, so the most calls in the least memory are "
-    "recommended. For time saved, give --checkpoint (measures here) or --costs (measured elsewhere)."
+    "recommended. MiB are upper bounds: what a set would take without the graphs that it shares memory with is not in a recording. For "
+    "time saved and for memory, give --checkpoint (measures here) or --costs (measured elsewhere)."
 )
 
 
@@ -69,14 +70,15 @@ def plan(
     limits = {"max_capture_s": max_capture_s, "min_coverage": min_coverage}
     budget_bytes = None if budget_mib is None or math.isinf(budget_mib) else int(budget_mib * _MIB)
     best = plans.recommend(budget_bytes=budget_bytes, objective="saved" if has_times else "calls", **limits)
+    stage = {**plans.stage(best), **found.kept}
     if output:
-        as_yaml(plans.stage(best), _words(best, has_times), output, overwrite=overwrite)
+        as_yaml(stage, _words(best, has_times), output, overwrite=overwrite)
     if as_json:
         content = {"traffic": str(traffic), "calls": int(found.traffic["calls"].sum()), "output": str(output) if output else None}
         content |= {"times_known": has_times, "notes": [*found.notes, *plans.notes], "front": _rows(plans.front, has_times)}
         for name, point in (("current", current), ("recommended", best)):
             content[name] = _rows(pd.DataFrame([point.figures]), has_times)[0]
-        print(as_json_text(content | {"stage": plans.stage(best), "explanation": _explained(plans, best, has_times)}))
+        print(as_json_text(content | {"stage": stage, "explanation": _explained(plans, best, has_times)}))
     else:
         _tell(plans, best, current, has_times)
         for note in found.notes:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -36,6 +37,7 @@ class PlanInput:
         costs: what shapes take.
         has_times: whether times of calls are among the costs.
         notes: what a reader should know about the traffic.
+        kept: keys of the stage that a plan does not choose and a service needs.
     """
 
     traffic: pd.DataFrame
@@ -44,6 +46,7 @@ class PlanInput:
     costs: pd.DataFrame
     has_times: bool
     notes: tuple[str, ...] = ()
+    kept: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,9 @@ def _of_recording(path: Path, window: int | None, source: CostSource) -> PlanInp
     costs = source.read(cfg)
     has_times = costs is not None
     known = _recorded_costs(found) if costs is None else costs
-    return PlanInput(traffic_of(found.stats, getattr(space, "transitions", None)), space, _present(found), known, has_times)
+    return PlanInput(
+        traffic_of(found.stats, getattr(space, "transitions", None)), space, _present(found), known, has_times, kept=_kept(cfg)
+    )
 
 
 def _recorded_window(found: Recording, cfg: StageConfig, path: Path) -> int:
@@ -201,10 +206,14 @@ def _of_log(path: Path, config: Path, window: int | None, kind: str, source: Cos
     frames = tuple(sorted({graph.frames for graph in graphs if graph.target == STATELESS_TARGET_ID}))
     current = Choice(tuple(target for target, descriptors in declared.items() if descriptors), rows, frames, graphs)
     notes = [str(log.lines)] + ([f"{lost:,} calls have no shape and are left out"] if lost else [])
-    return PlanInput(traffic, space, current, costs, has_times=True, notes=tuple(notes))
+    return PlanInput(traffic, space, current, costs, has_times=True, notes=tuple(notes), kept=_kept(cfg))
 
 
 # ------------------------------------------------------------------------------------------------------------ both
+
+
+def _kept(cfg: StageConfig) -> dict[str, Any]:
+    return {"max_num_seqs": cfg.max_num_seqs}
 
 
 def _space(cfg: StageConfig, window: int) -> StreamingGrid | StatelessGrid:

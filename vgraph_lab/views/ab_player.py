@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import anywidget
 import traitlets as t
+from pydantic import ValidationError
+from pydantic.dataclasses import dataclass as checked_dataclass
 
-from vgraph_lab.errors import InputError, did_you_mean
+from vgraph_lab.errors import InputError
+from vgraph_lab.inspect.listening.audio_folder import check_known
 from vgraph_lab.inspect.listening.audio_set import AudioSet
+from vgraph_lab.inspect.listening.checks import is_number
 
 from .html import script, style_sheet
-from .levels import difference_between, gain_text, peak
+from .levels import difference_between, gain_text, peak, shared_gain
 from .players import DIFFERENCE_COLOUR, static_players, track_colours
+from .refusal import RefusedError, refusing
 
 __all__ = ["ABPlayer", "Heard", "Switch", "send_waveform"]
+
+logger = logging.getLogger(__name__)
 
 _PIECE_SAMPLES = 1 << 21  # 8 MiB a message: some proxies refuse large ones
 _SHORTEST_REGION_S = 0.02
 
 
-@dataclass(frozen=True, slots=True)
+@checked_dataclass(frozen=True, slots=True)
 class Heard:
     """A stretch that was played without a change.
 
@@ -41,7 +48,7 @@ class Heard:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@checked_dataclass(frozen=True, slots=True)
 class Switch:
     """A change of condition while playing, in seconds of the Web Audio clock.
 
@@ -77,6 +84,8 @@ class ABPlayer(anywidget.AnyWidget):
     dB in its label. All attributes may be set from Python, too, and those that are read show what the listener did.
 
     In a static page there are players of the first samples instead, as far as ``static_bytes`` go.
+
+    A widget lives as long as the kernel and keeps its AudioSet, or until ``close()``, which also takes it out of the page.
 
     Args:
         audio_set: what is compared; its first condition is the reference.
@@ -154,20 +163,26 @@ class ABPlayer(anywidget.AnyWidget):
     # ------------------------------------------------------------------------------------------------------- checks
 
     @t.validate("sample")
+    @refusing
     def _known_sample(self, proposal: t.Bunch) -> str:
-        return _known("sample", proposal.value, self._audio.samples)
+        check_known("sample", proposal.value, self._audio.samples)
+        return str(proposal.value)
 
     @t.validate("condition")
+    @refusing
     def _known_condition(self, proposal: t.Bunch) -> str:
-        return _known("condition", proposal.value, self._audio.conditions)
+        check_known("condition", proposal.value, self._audio.conditions)
+        return str(proposal.value)
 
     @t.validate("is_difference")
+    @refusing
     def _possible_difference(self, proposal: t.Bunch) -> bool:
         if proposal.value and (why := self._no_difference()):
             raise InputError(why)
         return bool(proposal.value)
 
     @t.validate("position_s")
+    @refusing
     def _position_inside(self, proposal: t.Bunch) -> float:
         duration = self._audio.duration_s(self.sample)
         if not 0 <= proposal.value <= duration + 1e-6:
@@ -175,6 +190,7 @@ class ABPlayer(anywidget.AnyWidget):
         return min(float(proposal.value), duration)
 
     @t.validate("region_s")
+    @refusing
     def _region_inside(self, proposal: t.Bunch) -> tuple[float, float] | None:
         if proposal.value is None:
             return None
@@ -210,24 +226,41 @@ class ABPlayer(anywidget.AnyWidget):
     # ----------------------------------------------------------------------------------------------------- messages
 
     def set_state(self, sync_data: dict[str, Any]) -> None:
-        """What the browser reports. It may still speak of a sample that Python has just left: such times are cut."""
-        duration = self._audio.duration_s(sync_data.get("sample", self.sample))
-        if isinstance(sync_data.get("position_s"), (int, float)):
+        """What the browser reports. It may still speak of a sample that Python has just left: such times are cut.
+
+        Raises:
+            InputError: what it reports does not exist, or is none at all. Nothing was changed.
+        """
+        duration, region = self._audio.duration_s(sync_data.get("sample", self.sample)), sync_data.get("region_s")
+        if region is not None and not (isinstance(region, (list, tuple)) and len(region) == 2 and all(map(is_number, region))):
+            raise InputError(f"the browser reports the region {region!r}; two numbers of seconds are needed, or None.")
+        if is_number(sync_data.get("position_s")):
             sync_data["position_s"] = min(max(sync_data["position_s"], 0.0), duration)
-        if sync_data.get("region_s") and sync_data["region_s"][1] > duration + 1e-6:
+        if region is not None and region[1] > duration + 1e-6:
             sync_data["region_s"] = None
-        super().set_state(sync_data)
+        try:
+            super().set_state(sync_data)
+        except RefusedError:
+            raise
+        except t.TraitError as error:
+            raise InputError(f"the browser reports what cannot be: {error}") from None
 
-    def _on_message(self, _: object, content: dict[str, Any], buffers: object) -> None:
-        kind, facts = content.get("kind"), {key: value for key, value in content.items() if key != "kind"}
-        if kind == "fetch":
-            self._send_clip(content.get("sample", ""))
-        elif kind == "heard":
-            self._heard.append(Heard(**facts))
-        elif kind == "switch":
-            self._switches.append(Switch(**facts))
+    def _on_message(self, _: object, content: Any, buffers: object) -> None:
+        facts = dict(content) if isinstance(content, dict) else {}
+        kind = facts.pop("kind", None)
+        try:
+            if kind == "fetch":
+                self._send_clip(facts.get("sample"))
+            elif kind == "heard":
+                self._heard.append(Heard(**facts))
+            elif kind == "switch":
+                self._switches.append(Switch(**facts))
+            else:
+                logger.warning("ABPlayer ignores a message that it does not know: %r", content)
+        except ValidationError as error:
+            logger.warning("ABPlayer ignores a damaged message, %r: %s", content, error)
 
-    def _send_clip(self, sample: str) -> None:
+    def _send_clip(self, sample: Any) -> None:
         try:
             waveforms = [self._audio.waveform(condition, sample) for condition in self._audio.conditions]
         except InputError as error:
@@ -261,15 +294,9 @@ def send_waveform(widget: anywidget.AnyWidget, waveform: Any, name: dict[str, An
         widget.send({"kind": "piece", **name, "offset": offset}, buffers=[piece.tobytes()])
 
 
-def _known(what: str, name: str, known: tuple[str, ...]) -> str:
-    if name not in known:
-        raise InputError(f"there is no {what} {name!r}; there are {', '.join(map(repr, known))}.{did_you_mean(name, known)}")
-    return name
-
-
 def _index_of(audio: AudioSet) -> dict[str, Any]:
     peaks = {sample: max(peak(audio.waveform(condition, sample)) for condition in audio.conditions) for sample in audio.samples}
-    gain = 1 / max(1.0, *peaks.values())
+    gain = shared_gain(audio.waveform(condition, sample) for condition in audio.conditions for sample in audio.samples)
     colours = track_colours(len(audio.conditions))
     return {
         "sampleRate": audio.sample_rate,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,6 +26,8 @@ __all__ = ["BlindTest", "Given"]
 Given: TypeAlias = "str | Mapping[str, float]"
 """``"A"`` or ``"B"`` in an ABX test; letter → score from 0 to 100 in a MUSHRA test."""
 
+logger = logging.getLogger(__name__)
+
 _REFERENCE = "Reference"
 
 
@@ -41,6 +44,9 @@ class BlindTest(anywidget.AnyWidget):
     The browser gets waveforms under letters, cut to no length that would give them away, and nothing else: which
     condition a letter is stays in Python until the last answer. Whoever compares bytes in the browser's tools can of
     course see that X equals A; this protects a listener's judgement and not against cheating.
+
+    The test may be answered elsewhere, too, in another widget or by ``test.answer``: this one goes on from there. A widget
+    lives as long as the kernel and keeps its AudioSet, or until ``close()``, which also takes it out of the page.
 
     Args:
         audio_set: has the samples and conditions of the test.
@@ -108,23 +114,28 @@ class BlindTest(anywidget.AnyWidget):
             InputError: the answer does not fit; or it was noted and cannot be saved.
             LifecycleError: the test is finished.
         """
+        self._refresh()
         number = self._page.get("number")
         if number is None:
             raise LifecycleError("the test is finished: read result(). Make another test to go on.")
         self._note(number, given, seconds)
 
     def _note(self, number: int, given: Given, seconds: float | None) -> None:
-        if isinstance(self._test, MushraTest):
-            if not isinstance(given, Mapping):
-                raise InputError(f"a page is answered by a score for each letter, {{'A': 80, …}}; got {given!r}.")
-            self._test.rate(number, given, seconds)
-        else:
-            self._test.answer(number, given, seconds)  # type: ignore[arg-type]  # it checks
-        self._page = self._next_page()
+        try:
+            if isinstance(self._test, MushraTest):
+                self._test.rate(number, given, seconds)  # type: ignore[arg-type]  # it checks
+            else:
+                self._test.answer(number, given, seconds)  # type: ignore[arg-type]  # likewise
+        finally:
+            self._refresh()
         if self._save_to is not None:
             self._test.save(self._save_to)
 
     # --------------------------------------------------------------------------------------- what goes to the browser
+
+    def _refresh(self) -> None:
+        """Show what is next now, which somebody else may have changed by an answer."""
+        self._page = self._next_page()
 
     def _next_page(self) -> dict[str, Any]:
         """What a listener may know of the next trial. Lengths are the longest of all, so that they say nothing."""
@@ -137,15 +148,15 @@ class BlindTest(anywidget.AnyWidget):
         if following is None:
             return {**common, "result": self._outcome()}
         length = max(len(self._audio.waveform(condition, following.sample)) for condition in test.conditions)
-        return {**common, "number": following.number, "sample": following.sample, "length": length, "labels": list(self._behind())}
+        labels = list(self._behind(following.number))
+        return {**common, "number": following.number, "sample": following.sample, "length": length, "labels": labels}
 
-    def _behind(self) -> dict[str, str]:
-        """Letter → condition of the next trial. This never leaves Python."""
+    def _behind(self, number: int) -> dict[str, str]:
+        """Letter → condition of a trial or page. This never leaves Python."""
         if isinstance(self._test, MushraTest):
-            page = self._test.next_page
-            return {} if page is None else {_REFERENCE: self._test.reference, **page.stimuli}
-        trial = self._test.next_trial
-        return {} if trial is None else {"A": trial.a, "B": trial.b, "X": trial.x_condition}
+            return {_REFERENCE: self._test.reference, **self._test.pages[number - 1].stimuli}
+        trial = self._test.trials[number - 1]
+        return {"A": trial.a, "B": trial.b, "X": trial.x_condition}
 
     def _outcome(self) -> dict[str, Any]:
         """The end, in words and as a table: only now may the browser know what was what."""
@@ -167,25 +178,35 @@ class BlindTest(anywidget.AnyWidget):
             "rows": rows,
         }
 
-    def _on_message(self, _: object, content: dict[str, Any], buffers: object) -> None:
-        kind, number = content.get("kind"), content.get("number")
-        if kind == "fetch" and number == self._page.get("number"):
-            for track, condition in enumerate(self._behind().values()):
-                waveform = self._audio.waveform(condition, self._page["sample"])
-                padded = np.pad(waveform, (0, self._page["length"] - len(waveform)))
-                send_waveform(self, padded, {"number": number, "track": track})
+    def _on_message(self, _: object, content: Any, buffers: object) -> None:
+        facts = content if isinstance(content, dict) else {}
+        kind, number = facts.get("kind"), facts.get("number")
+        if kind == "fetch":
+            self._refresh()
+            if number is not None and number == self._page.get("number"):
+                self._send_waveforms()
         elif kind == "answer":
             self.message = ""
             try:
-                self._note(number, content.get("given", ""), content.get("seconds"))  # type: ignore[arg-type]  # it checks
+                self._note(number, facts.get("given", ""), facts.get("seconds"))  # type: ignore[arg-type]  # it checks
             except VGraphLabError as error:  # told to the listener, and kept for the program
                 self.message = str(error)
                 self.send({"kind": "refused", "message": str(error)})
+        else:
+            logger.warning("BlindTest ignores a message that it does not know: %r", content)
+
+    def _send_waveforms(self) -> None:
+        """What is behind the letters of the page that is shown."""
+        number, sample, length = self._page["number"], self._page["sample"], self._page["length"]
+        for track, condition in enumerate(self._behind(number).values()):
+            waveform = self._audio.waveform(condition, sample)
+            send_waveform(self, np.pad(waveform, (0, length - len(waveform))), {"number": number, "track": track})
 
     # ------------------------------------------------------------------------------------------------------- static
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """The live widget where there is one; elsewhere how far it is, and at the end the outcome with its table."""
+        self._refresh()
         data, metadata = super()._repr_mimebundle_(**kwargs) or ({}, {})
         return {**data, "text/plain": repr(self), "text/html": self._static_html()}, metadata
 

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import anywidget
+import numpy as np
 import pandas as pd
 import traitlets
 
 from vgraph_lab.errors import InputError
+from vgraph_lab.inspect.listening.checks import is_whole
 
 from .coverage_plots import coverage_map
 from .outcomes import categories, colour_of, in_order
+from .refusal import refusing
 from .style import chart
 
 __all__ = ["Cell", "CoverageMap"]
@@ -25,6 +28,13 @@ _MOST_NAMED_GRAPHS = 4
 
 Cell = tuple[int, int]
 """Rows and codec frames of a call."""
+
+
+class _Pairs(traitlets.Tuple):
+    """A tuple that takes arrays, too: ``table[["batch_size", "frames"]].to_numpy()``."""
+
+    def validate(self, obj: Any, value: Any) -> Any:
+        return super().validate(obj, tuple(value) if isinstance(value, np.ndarray) and value.ndim else value)
 
 
 class CoverageMap(anywidget.AnyWidget):
@@ -52,14 +62,14 @@ class CoverageMap(anywidget.AnyWidget):
         grid: what the browser draws; changed by :meth:`update` only.
 
     Raises:
-        InputError: a column is missing; or a cell was chosen that the map has not got. The selection stays as it was.
+        InputError: no table, or a column is missing; or a cell was chosen that the map has not got. The selection stays as it was.
     """
 
     _esm = _STATIC / "coverage_picker.js"
     _css = _STATIC / "coverage_picker.css"
 
     grid = traitlets.Dict(read_only=True).tag(sync=True)
-    selection = traitlets.Tuple().tag(sync=True)
+    selection = _Pairs().tag(sync=True)
 
     def __init__(self, coverage: pd.DataFrame, entries: pd.DataFrame | None = None) -> None:
         found = _grid(coverage, entries)
@@ -85,7 +95,7 @@ class CoverageMap(anywidget.AnyWidget):
         """Show other tables in place. Chosen cells that are still there stay chosen.
 
         Raises:
-            InputError: a column is missing; the map stays as it was.
+            InputError: no table, or a column is missing; the map stays as it was.
         """
         found = _grid(coverage, entries)
         cells = _cells_of(found)
@@ -95,13 +105,14 @@ class CoverageMap(anywidget.AnyWidget):
             self.set_trait("grid", found)
 
     @traitlets.validate("selection")
-    def _checked(self, proposal: dict[str, Any]) -> tuple[Cell, ...]:
+    @refusing
+    def _checked(self, proposal: traitlets.Bunch) -> tuple[Cell, ...]:
         cells = set()
         for given in proposal["value"]:
-            is_pair = isinstance(given, list | tuple) and len(given) == 2
-            if not (is_pair and all(isinstance(size, int) and not isinstance(size, bool) for size in given)):
+            is_pair = isinstance(given, list | tuple | np.ndarray) and np.ndim(given) == 1 and len(given) == 2
+            if not (is_pair and all(is_whole(size) for size in given)):
                 raise InputError(f"{given!r} is no cell. A cell is a pair of whole numbers, rows and frames, such as (1, 56).")
-            cell = (given[0], given[1])
+            cell = (int(given[0]), int(given[1]))
             if cell not in self._cells:
                 raise InputError(f"{cell} is no cell of this map: nobody asked for that shape, and no graph has it. {self._near(cell)}")
             cells.add(cell)
@@ -110,7 +121,7 @@ class CoverageMap(anywidget.AnyWidget):
     def _near(self, cell: Cell) -> str:
         if not self._cells:
             return "The map is empty."
-        near = sorted(self._cells, key=lambda other: (abs(math.log(other[0] / max(1, cell[0]))), abs(other[1] - cell[1])))
+        near = sorted(self._cells, key=lambda other: (abs(math.log(other[0]) - math.log(max(1, cell[0]))), abs(other[1] - cell[1])))
         return f"Near it are {', '.join(map(str, near[:3]))}."
 
     def _static_html(self) -> str:
@@ -136,6 +147,8 @@ def _cells_of(grid: dict[str, Any]) -> set[Cell]:
 def _grid(coverage: pd.DataFrame, entries: pd.DataFrame | None) -> dict[str, Any]:
     """What the browser draws, as JSON has it."""
     for name, table, needed in (("coverage", coverage, _NEEDED), ("entries", entries, ("batch_size", "frames", "reason"))):
+        if not (isinstance(table, pd.DataFrame) or (table is None and name == "entries")):
+            raise InputError(f"the {name} table is {type(table).__name__}. Pass what vgraph_lab.inspect.{name}_table gives, or rows of it.")
         missing = [column for column in needed if table is not None and column not in table]
         if missing:
             raise InputError(

@@ -4,29 +4,30 @@ In each trial A and B are the two conditions, and X is one of them again; the li
 difference is right in half of the trials, so the number of right answers has a binomial distribution, and its exact tail
 says how often guessing alone would do as well.
 
-Trials are balanced rather than tossed: every sample comes equally often, X is A as often as B, and each condition is A as
-often as B, all within one trial. Keep right and wrong to yourself until the end, or the last trials can be worked out.
+X is tossed anew in each trial. So the distribution is exact for every way of guessing, for answers that are half A and half
+B as well as for all A, and no trial can be worked out from others. The rest is balanced: every sample comes equally often,
+and each condition is A as often as B, both within one trial. Keep right and wrong to yourself until the end all the same:
+whoever is told learns while the test goes on, and then its trials are not alike.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Self
 
 import pandas as pd
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from vgraph_lab.errors import InputError, LifecycleError
+from vgraph_lab.errors import InputError
 
 from .binomial import ALPHA, MOST_TRIALS, chance_of, critical_count, detectable_hit_rate, hit_rate_bounds, trials_needed
-from .json_file import read_json, write_json
-from .trials import ABXTrial, Choice, checked_names, checked_seconds, checked_whole, draw_trials
+from .checks import checked_names, checked_seconds, checked_whole
+from .listening_run import ListeningRun, Words
+from .trials import ABXTrial, Choice, draw_trials
 
 __all__ = ["ABX_COLUMNS", "ABXAnswer", "ABXResult", "ABXTest", "ABXTrial", "Choice"]
-
-_KIND, _VERSION = "ABX test", 1
 
 ABX_COLUMNS = {
     "trial": "number of the trial, from 1",
@@ -59,11 +60,8 @@ class _Saved:
     answers: list[ABXAnswer]
 
 
-_ADAPTER = TypeAdapter(_Saved)
-
-
 class ABXResult:
-    """What the answers say. Probabilities are exact.
+    """What the answers say. Probabilities are exact, however somebody guesses, since X is tossed in each trial.
 
     Attributes:
         trials: trials of the test.
@@ -133,7 +131,7 @@ class ABXResult:
         return f"ABXResult({self.correct} of {self.answered} right, {self.trials} trials, p = {self.p_value:.3g})"
 
 
-class ABXTest:
+class ABXTest(ListeningRun[ABXTrial, ABXAnswer]):
     """One run of an ABX test: its trials, and the answers so far. The same arguments give the same trials.
 
     ::
@@ -153,32 +151,31 @@ class ABXTest:
         InputError: no samples, the same sample or condition twice, no trials, or a seed that is none.
     """
 
+    conditions: tuple[str, str]
+    _WORDS = Words("ABX test", "trial", "answer", "answered")
+    _ADAPTER = TypeAdapter(_Saved)
+
     def __init__(self, samples: Sequence[str], conditions: tuple[str, str], *, num_trials: int, seed: int) -> None:
-        self.samples, self.conditions, self.seed = checked_names("samples", samples), _two(conditions), checked_whole("seed", seed, 0)
-        if checked_whole("num_trials", num_trials, 1) > MOST_TRIALS:
+        heard, pair, seed = checked_names("samples", samples), _two(conditions), checked_whole("seed", seed, 0)
+        num_trials = checked_whole("num_trials", num_trials, 1)
+        if num_trials > MOST_TRIALS:
             raise InputError(f"num_trials is {num_trials}; nobody answers more than {MOST_TRIALS}.")
-        self._trials = draw_trials(self.samples, self.conditions, num_trials, seed)
-        self._answers: dict[int, ABXAnswer] = {}
+        super().__init__(heard, pair, seed, draw_trials(heard, pair, num_trials, seed))
 
     @property
     def trials(self) -> tuple[ABXTrial, ...]:
         """All trials, in the order in which they are heard."""
-        return self._trials
+        return self._items
 
     @property
     def answers(self) -> tuple[ABXAnswer, ...]:
         """The answers so far, by number of the trial."""
-        return tuple(self._answers[number] for number in sorted(self._answers))
+        return self._in_order
 
     @property
     def next_trial(self) -> ABXTrial | None:
         """The first trial without an answer; None if the test is finished."""
-        return next((trial for trial in self._trials if trial.number not in self._answers), None)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether every trial was answered."""
-        return len(self._answers) == len(self._trials)
+        return self._next
 
     def answer(self, number: int, choice: Choice, seconds: float | None = None) -> None:
         """Note what the listener said.
@@ -192,76 +189,40 @@ class ABXTest:
             InputError: no such trial, another answer than A or B, or a time that is none. Nothing was noted.
             LifecycleError: the trial was answered already. The first answer stands.
         """
-        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= len(self._trials):
-            raise InputError(f"there is no trial {number!r}; trials are numbered from 1 to {len(self._trials)}.")
-        if choice not in ("A", "B"):
+        number = self._item(number).number
+        if not isinstance(choice, str) or choice not in ("A", "B"):
             raise InputError(f"the answer to trial {number} is {choice!r}; accepted are 'A' and 'B'. Whoever is not sure guesses.")
-        checked_seconds(seconds)
-        if number in self._answers:
-            after = (
-                "the test is finished: read result()" if self.is_finished else f"trial {getattr(self.next_trial, 'number', None)} is next"
-            )
-            raise LifecycleError(
-                f"trial {number} was answered already ({self._answers[number].choice}), and the first answer stands; {after}."
-            )
-        self._answers[number] = ABXAnswer(number, choice, None if seconds is None else float(seconds))
+        self._keep(ABXAnswer(number, choice, checked_seconds(seconds)))
+
+    def _in_brackets(self, note: ABXAnswer) -> str:
+        return f" ({note.choice})"
 
     def result(self) -> ABXResult:
         """What the answers so far say; it may be asked for at any time and tells when it is not final."""
-        correct = sum(self._trials[number - 1].x == answer.choice for number, answer in self._answers.items())
-        return ABXResult(len(self._trials), len(self._answers), correct)
+        correct = sum(self._item(answer.number).x == answer.choice for answer in self.answers)
+        return ABXResult(len(self.trials), len(self.answers), correct)
 
     def table(self) -> pd.DataFrame:
         """One row per trial, with the columns of :data:`ABX_COLUMNS`. What X was is hidden until the test is finished."""
         rows = []
-        for trial in self._trials:
-            answer = self._answers.get(trial.number)
+        for trial in self.trials:
+            answer = self._notes.get(trial.number)
             choice = answer.choice if answer else None
             x, is_correct = (trial.x, trial.x == choice) if self.is_finished else (None, None)
             seconds = math.nan if answer is None or answer.seconds is None else answer.seconds
             rows.append((trial.number, trial.sample, trial.a, trial.b, x, choice, is_correct, seconds))
         return pd.DataFrame(rows, columns=list(ABX_COLUMNS)).astype({"x": "string", "answer": "string", "is_correct": "boolean"})
 
-    def __repr__(self) -> str:
-        return f"ABXTest({' | '.join(self.conditions)}: {len(self._answers)} of {len(self._trials)} trials answered, seed {self.seed})"
-
-    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write trials and answers as JSON. An earlier state of this same test is replaced, so it may be called after each answer.
-
-        Args:
-            path: where to; folders are made as needed.
-            overwrite: replace whatever is there.
-
-        Raises:
-            InputError: something else is there, or answers that this test lacks; or none can be written there.
-        """
-        path = Path(path)
-        if path.exists() and not overwrite:
-            there = ABXTest.load(path) if path.is_file() else None
-            if there is None or there._trials != self._trials or not set(there._answers.items()) <= set(self._answers.items()):
-                raise InputError(
-                    f"{path} holds another test, or answers that this one lacks. Choose another name, or ask for overwrite=True."
-                )
-        saved = _Saved(list(self.samples), self.conditions, self.seed, list(self._trials), list(self.answers))
-        write_json(path, _KIND, _VERSION, saved, _ADAPTER)
-        return path
+    def _saved(self) -> _Saved:
+        return _Saved(list(self.samples), self.conditions, self.seed, list(self.trials), list(self.answers))
 
     @classmethod
-    def load(cls, path: str | Path) -> ABXTest:
-        """Read a file that :meth:`save` wrote. The trials are those of the file.
-
-        Raises:
-            InputError: it is not there, damaged, something else, or of a newer version.
-        """
-        saved = read_json(Path(path), _KIND, _VERSION, _ADAPTER)
-        try:
-            test = cls(saved.samples, saved.conditions, num_trials=max(len(saved.trials), 1), seed=saved.seed)
-            _check_trials(saved)
-            test._trials = tuple(saved.trials)
-            for answer in saved.answers:
-                test.answer(answer.number, answer.choice, answer.seconds)
-        except (InputError, LifecycleError) as error:
-            raise InputError(f"{path} is damaged: {error}") from None
+    def _restored(cls, saved: _Saved) -> Self:
+        test = cls(saved.samples, saved.conditions, num_trials=max(len(saved.trials), 1), seed=saved.seed)
+        _check_trials(saved)
+        test._items = tuple(saved.trials)
+        for answer in saved.answers:
+            test.answer(answer.number, answer.choice, answer.seconds)
         return test
 
 

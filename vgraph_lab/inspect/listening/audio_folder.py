@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -25,7 +26,7 @@ Subtype = Literal["FLOAT", "PCM_24"]
 """``FLOAT`` keeps every bit; ``PCM_24`` rounds to a multiple of 2**-23, by 2**-24 (−144.5 dBFS) at most, and cannot hold +1 or more."""
 
 _KIND, _VERSION, _FILE_NAME = "audio set", 1, "audio_set.json"
-_NO_FILE_NAME = re.compile(r'^$|^\.|[\x00-\x1f/\\:*?"<>|\ud800-\udfff]|[. ]$')
+_NO_FILE_NAME = re.compile(r'^$|^\.|[\x00-\x1f/\\:*?"<>|]|[. ]$')
 _LONGEST_NAME = 200  # bytes; file systems hold 255, and a suffix is added
 _PCM_24_SCALE = 2**23
 
@@ -111,13 +112,28 @@ def _check_file_names(what: str, names: Sequence[str]) -> None:
                 f"{what} {name[:300]!r} cannot be the name of a file: {_LONGEST_NAME} bytes at most, "
                 'without / \\ : * ? " < > | and control characters, a dot in front, and a dot or a blank at the end.'
             )
-    if len({name.casefold() for name in names}) < len(names):
-        raise InputError(f"some {what}s differ in upper and lower case only, which not every file system keeps apart: {_listed(names)}.")
+    if what == "condition" and _FILE_NAME in map(_folded, names):
+        raise InputError(f"a condition cannot be called {_FILE_NAME!r}, since a file of that name says what the folder holds.")
+    if len(set(map(_folded, names))) < len(names):
+        raise InputError(
+            f"some {what}s differ in upper and lower case only, or in how accents are encoded, which not every file system keeps apart: "
+            f"{_listed(names)}."
+        )
+
+
+def _folded(name: str) -> str:
+    """Equal for names that some file system takes for one (Unicode's caseless match)."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
 def _check_free(root: Path, files: Sequence[Path], *, overwrite: bool) -> None:
     if root.exists() and not root.is_dir():
         raise InputError(f"{root} is a file. Name a folder.")
+    for folder in dict.fromkeys((root / file).parent for file in files):
+        if folder.is_symlink():
+            raise InputError(
+                f"{folder} is a link to {folder.readlink()}, and nothing is written through it. Take it away, or save elsewhere."
+            )
     present = [file for file in (*files, Path(_FILE_NAME)) if (root / file).exists()]
     if present and not overwrite:
         raise InputError(
@@ -175,7 +191,11 @@ def _is_recording(path: Path) -> bool:
 
 
 def _recordings(folder: Path) -> dict[str, Path]:
-    return {path.stem: path for path in sorted(folder.iterdir()) if _is_recording(path)}
+    found: dict[str, Path] = {}
+    for path in sorted(filter(_is_recording, folder.iterdir())):
+        if (other := found.setdefault(path.stem, path)) is not path:
+            raise InputError(f"{folder} holds both {other.name!r} and {path.name!r}, which would be one sample. Rename one of them.")
+    return found
 
 
 def _read(path: Path) -> tuple[Samples, int]:

@@ -13,6 +13,7 @@ Nothing is ever normalised or clipped.
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from torch import Tensor
 from vgraph_lab.errors import InputError
 
 from .audio_folder import Listing, Samples, Subtype, check_complete, check_known, read_folder, write_folder
+from .checks import is_name, is_text, is_whole
 
 __all__ = ["AudioSet", "Samples", "Subtype"]
 
@@ -123,22 +125,25 @@ class AudioSet:
         Args:
             waveforms: condition → sample → floats [n], [1, n] or [1, 1, n] with full scale ±1, on any device. They become
                 float32, which is exact for all floats but float64. The first condition is the reference.
-            sample_rate: of all of them, in Hz.
+            sample_rate: of all of them, in Hz, below 2**31.
             seams: sample → positions at which a new chunk begins, ascending, between 0 and the end.
             details: sample → a line for people.
 
         Raises:
-            InputError: no condition, no sample, a sample that a condition lacks, several channels, no floats, no values,
-                NaN or infinity, integer PCM stored as floats, or seams or details that do not fit.
+            InputError: no condition, no sample, a sample that a condition lacks, several channels, no floats, no values
+                (sparse and meta tensors, ragged lists), NaN or infinity, integer PCM stored as floats, names or details that
+                are no text, or seams or details that do not fit.
         """
-        if isinstance(sample_rate, bool) or not isinstance(sample_rate, (int, np.integer)) or sample_rate < 1:
-            raise InputError(f"sample_rate is {sample_rate!r}; a whole number of Hz from 1 is needed, such as 24000.")
+        if not is_whole(sample_rate) or not 1 <= sample_rate < 2**31:
+            raise InputError(f"sample_rate is {sample_rate!r}; a whole number of Hz from 1 to 2147483647 is needed, such as 24000.")
+        if not isinstance(waveforms, Mapping) or not all(isinstance(group, Mapping) for group in waveforms.values()):
+            raise InputError(f"waveforms are {reprlib.repr(waveforms)}; {_MAPPINGS}")
         if not waveforms:
-            raise InputError("there is no condition. Give {'eager': {'hello': waveform}, 'graph': {'hello': waveform}}.")
+            raise InputError(f"there is no condition; {_MAPPINGS}")
         samples = list(dict.fromkeys(name for group in waveforms.values() for name in group))
         check_complete({condition: list(group) for condition, group in waveforms.items()}, samples)
         for name in (*waveforms, *samples):
-            if not isinstance(name, str) or not name.strip():
+            if not is_name(name):
                 raise InputError(f"conditions and samples have names that can be read, got {name!r}.")
         copies = {
             condition: {sample: _checked(f"{condition}/{sample}", group[sample]) for sample in samples}
@@ -191,13 +196,17 @@ class AudioSet:
 
 # ---------------------------------------------------------------------------------------------------------------- checks
 
+_MAPPINGS = "two mappings are needed: {'eager': {'hello': waveform}, 'graph': {'hello': waveform}}."
+
 
 def _checked(where: str, given: Any) -> Samples:
-    if isinstance(given, Tensor):
-        if not given.is_floating_point():
-            raise InputError(f"{where} is {given.dtype}; {_FLOATS}")
-        given = given.detach().float().cpu().numpy()
-    array = np.asarray(given)
+    if isinstance(given, Tensor) and not given.is_floating_point():
+        raise InputError(f"{where} is {given.dtype}; {_FLOATS}")
+    try:
+        array = np.asarray(given.detach().float().cpu().numpy() if isinstance(given, Tensor) else given)
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged lists, sparse and meta tensors
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise InputError(f"{where} has no values in a row ({reason}). Give a dense array or tensor of floats [samples].") from None
     if array.dtype.kind != "f":
         raise InputError(f"{where} is {array.dtype}; {_FLOATS}")
     if array.ndim == 0 or array.size == 0:
@@ -223,6 +232,8 @@ def _mixdown(shape: tuple[int, ...]) -> str:
     axis = len(shape) - 2 if shape[-2] <= shape[-1] else len(shape) - 1
     if len(shape) > 2 and math.prod(shape[:-2]) != 1:
         return "Give each row of a batch a name of its own."
+    if shape[axis] == 1:
+        return f"It is transposed: wav.squeeze({axis - len(shape)}) is one channel."
     return f"Mix {shape[axis]} channels down first: wav.mean({axis - len(shape)})."
 
 
@@ -230,7 +241,10 @@ def _checked_seams(seams: Mapping[str, Sequence[int]], lengths: Mapping[str, int
     checked = {}
     for sample, positions in seams.items():
         check_known("sample", sample, list(lengths))
-        array = np.asarray(positions)
+        try:
+            array = np.asarray(positions)
+        except ValueError:  # ragged
+            array = np.zeros((0, 0))
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu") or (array[1:] <= array[:-1]).any():
             raise InputError(f"seams of {sample!r} are {str(positions)[:80]}; whole positions in ascending order are needed.")
         values = tuple(array.tolist())
@@ -247,6 +261,6 @@ def _checked_seams(seams: Mapping[str, Sequence[int]], lengths: Mapping[str, int
 def _checked_details(details: Mapping[str, str], samples: Sequence[str]) -> dict[str, str]:
     for sample, text in details.items():
         check_known("sample", sample, samples)
-        if not isinstance(text, str):
-            raise InputError(f"the detail of {sample!r} is {type(text).__name__}; it is a line of text.")
+        if not is_text(text):
+            raise InputError(f"the detail of {sample!r} is {reprlib.repr(text)}; it is a line of text.")
     return {sample: text for sample, text in details.items() if text}

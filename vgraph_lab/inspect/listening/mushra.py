@@ -4,8 +4,12 @@ On each page the listener hears one sample: the open reference, and all conditio
 reference again, hidden: who rates that low did not hear well, and is left out afterwards. A low anchor, the reference
 without its treble, ties the lower end of the scale to something that everybody hears.
 
-Pages come in random order. On each the conditions take turns in their places, so that every condition stands equally
-often under every letter where numbers allow.
+Pages come in random order, and on each one the conditions have a random order of their own, which owes nothing to other
+pages: whoever finds the anchor on every page knows no more about the rest. So each condition stands equally often under each
+letter on average only. Any stricter balance tells something: with three conditions it leaves two orders of the six, and the
+letter after the anchor is then the same condition on every page.
+
+Means by condition are withheld until the last page is rated, since they say which letters were which.
 """
 
 from __future__ import annotations
@@ -14,25 +18,22 @@ import math
 import random
 import string
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from vgraph_lab.errors import InputError, LifecycleError
+from vgraph_lab.errors import InputError
 
-from .json_file import read_json, write_json
-from .trials import checked_names, checked_seconds, checked_whole
+from .checks import checked_names, checked_seconds, checked_whole, is_number
+from .listening_run import ListeningRun, Words
 
 __all__ = ["MUSHRA_COLUMNS", "MUSHRA_SUMMARY_COLUMNS", "MushraPage", "MushraRating", "MushraResult", "MushraTest"]
 
 CONFIDENCE = 0.95
 LOWEST_FOR_REFERENCE, MOST_LOW_SHARE = 90, 0.15  # BS.1534-3, section 4.1.2: rule for leaving a listener out
-
-_KIND, _VERSION = "MUSHRA test", 1
 
 MUSHRA_COLUMNS = {
     "page": "number of the page, from 1",
@@ -48,7 +49,7 @@ MUSHRA_SUMMARY_COLUMNS = {
     "condition": "name",
     "is_reference": "whether it is the hidden reference",
     "ratings": "samples rated",
-    "mean": "mean score",
+    "mean": "mean score; missing (NaN) until the test is finished, and so is its interval",
     "mean_low": "lower end of its 95 % confidence interval (Student's t over the samples, cut at 0); NaN below two ratings",
     "mean_high": "upper end, cut at 100",
 }
@@ -72,7 +73,7 @@ class MushraPage:
 
 @checked_dataclass(frozen=True)
 class MushraRating:
-    """The scores of one page, by condition, and the seconds that it took, if measured."""
+    """The scores of one page, and the seconds that it took, if measured. ``scores`` is by condition: not for the listener's eyes."""
 
     number: int
     scores: dict[str, float]
@@ -88,25 +89,27 @@ class _Saved:
     ratings: list[MushraRating]
 
 
-_ADAPTER = TypeAdapter(_Saved)
-
-
 class MushraResult:
     """What the ratings so far say.
 
     Attributes:
         pages: pages of the test.
         rated: pages rated so far.
-        table: one row per condition, with the columns of :data:`MUSHRA_SUMMARY_COLUMNS`.
-        low_references: pages on which the hidden reference was rated below 90.
+        table: one row per condition, with the columns of :data:`MUSHRA_SUMMARY_COLUMNS`. Without means while the test is
+            unfinished: they would tell the listener which letters were which.
+        low_references: pages on which the hidden reference was rated below 90; None while the test is unfinished, likewise.
     """
 
     def __init__(self, pages: int, conditions: Sequence[str], ratings: Sequence[MushraRating]) -> None:
         self.pages, self.rated = pages, len(ratings)
         scores = {condition: [rating.scores[condition] for rating in ratings] for condition in conditions}
-        rows = [(name, name == conditions[0], len(found), *_mean_and_interval(found)) for name, found in scores.items()]
+        rows = [
+            (name, name == conditions[0], len(found), *_mean_and_interval(found if self.is_finished else []))
+            for name, found in scores.items()
+        ]
         self.table = pd.DataFrame(rows, columns=list(MUSHRA_SUMMARY_COLUMNS))
-        self.low_references = sum(score < LOWEST_FOR_REFERENCE for score in scores[conditions[0]])
+        is_low = [score < LOWEST_FOR_REFERENCE for score in scores[conditions[0]]]
+        self.low_references = sum(is_low) if self.is_finished else None
 
     @property
     def is_finished(self) -> bool:
@@ -116,16 +119,16 @@ class MushraResult:
     @property
     def is_reliable(self) -> bool | None:
         """Whether the listener passes the rule of BS.1534-3; None while the test is unfinished."""
-        return self.low_references <= MOST_LOW_SHARE * self.rated if self.is_finished else None
+        return None if self.low_references is None else self.low_references <= MOST_LOW_SHARE * self.rated
 
     @property
     def text(self) -> str:
         """The outcome in words, with the rule that a listener must pass."""
         if not self.rated:
             return f"No rating yet, {self.pages} pages to go."
-        means = "Means and 95 % confidence intervals: " + "; ".join(map(_in_words, self.table.to_dict("records")))
         if not self.is_finished:
-            return f"Unfinished, {self.pages - self.rated} of {self.pages} pages to go: {means}."
+            return f"Unfinished, {self.pages - self.rated} of {self.pages} pages to go. Means are withheld until the last one is rated."
+        means = "Means and 95 % confidence intervals: " + "; ".join(map(_in_words, self.table.to_dict("records")))
         rule = f"the hidden reference was rated below {LOWEST_FOR_REFERENCE} on {self.low_references} of {self.rated} pages"
         limit = f"{MOST_LOW_SHARE:.0%} are accepted".replace("%", " %")
         if not self.is_reliable:
@@ -156,7 +159,7 @@ def _in_words(row: Mapping[Any, Any]) -> str:
     return f"{row['condition']}{' (hidden reference)' if row['is_reference'] else ''} {row['mean']:.0f}{interval}"
 
 
-class MushraTest:
+class MushraTest(ListeningRun[MushraPage, MushraRating]):
     """One listener's run: its pages, and the ratings so far. The same arguments give the same pages.
 
     ::
@@ -176,15 +179,15 @@ class MushraTest:
         InputError: no samples, fewer than two conditions or more than 26, a name twice, or a seed that is none.
     """
 
+    _WORDS = Words("MUSHRA test", "page", "rating", "rated")
+    _ADAPTER = TypeAdapter(_Saved)
+
     def __init__(self, samples: Sequence[str], conditions: Sequence[str], *, seed: int) -> None:
-        self.samples, self.conditions = checked_names("samples", samples), checked_names("conditions", conditions)
-        self.seed = checked_whole("seed", seed, 0)
-        if not 2 <= len(self.conditions) <= len(string.ascii_uppercase):
-            raise InputError(
-                f"{len(self.conditions)} conditions cannot be rated side by side; 2 to 26 can, and BS.1534 advises 12 at most."
-            )
-        self._pages = _draw(self.samples, self.conditions, seed)
-        self._ratings: dict[int, MushraRating] = {}
+        heard, compared = checked_names("samples", samples), checked_names("conditions", conditions)
+        seed = checked_whole("seed", seed, 0)
+        if not 2 <= len(compared) <= len(string.ascii_uppercase):
+            raise InputError(f"{len(compared)} conditions cannot be rated side by side; 2 to 26 can, and BS.1534 advises 12 at most.")
+        super().__init__(heard, compared, seed, _draw(heard, compared, seed))
 
     @property
     def reference(self) -> str:
@@ -194,22 +197,17 @@ class MushraTest:
     @property
     def pages(self) -> tuple[MushraPage, ...]:
         """All pages, in the order in which they are heard."""
-        return self._pages
+        return self._items
 
     @property
     def ratings(self) -> tuple[MushraRating, ...]:
         """The ratings so far, by number of the page."""
-        return tuple(self._ratings[number] for number in sorted(self._ratings))
+        return self._in_order
 
     @property
     def next_page(self) -> MushraPage | None:
         """The first page without a rating; None if the test is finished."""
-        return next((page for page in self._pages if page.number not in self._ratings), None)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether every page was rated."""
-        return len(self._ratings) == len(self._pages)
+        return self._next
 
     def rate(self, number: int, scores: Mapping[str, float], seconds: float | None = None) -> None:
         """Note the scores of one page.
@@ -224,103 +222,54 @@ class MushraTest:
                 Nothing was noted.
             LifecycleError: the page was rated already. The first rating stands.
         """
-        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= len(self._pages):
-            raise InputError(f"there is no page {number!r}; pages are numbered from 1 to {len(self._pages)}.")
-        page = self._pages[number - 1]
-        if set(scores) != set(page.stimuli):
-            raise InputError(
-                f"page {number} needs one score for each of {', '.join(page.stimuli)}; got {', '.join(map(str, scores)) or 'none'}."
-            )
+        page = self._item(number)
+        if not isinstance(scores, Mapping) or set(scores) != set(page.stimuli):
+            given = ", ".join(map(str, scores)) if isinstance(scores, Mapping) else repr(scores)
+            raise InputError(f"page {page.number} needs one score for each of {', '.join(page.stimuli)}; got {given or 'none'}.")
         for letter, score in scores.items():
-            if isinstance(score, bool) or not isinstance(score, (int, float)) or not 0 <= score <= 100:
+            if not is_number(score) or not 0 <= score <= 100:
                 raise InputError(
-                    f"the score of {letter} on page {number} is {score!r}; accepted are numbers from 0 (bad) to 100 (excellent)."
+                    f"the score of {letter} on page {page.number} is {score!r}; accepted are numbers from 0 (bad) to 100 (excellent)."
                 )
-        checked_seconds(seconds)
-        if number in self._ratings:
-            after = f"page {self.next_page.number} is next" if self.next_page else "the test is finished: read result()"
-            raise LifecycleError(f"page {number} was rated already, and the first rating stands; {after}.")
         by_condition = {page.stimuli[letter]: float(score) for letter, score in scores.items()}
         ordered = {condition: by_condition[condition] for condition in self.conditions}
-        self._ratings[number] = MushraRating(number, ordered, None if seconds is None else float(seconds))
+        self._keep(MushraRating(page.number, ordered, checked_seconds(seconds)))
 
     def result(self) -> MushraResult:
-        """What the ratings so far say; it may be asked for at any time and tells when it is not final."""
-        return MushraResult(len(self._pages), self.conditions, self.ratings)
+        """What the ratings say; it may be asked for at any time. Before the end it says how far the test is, and no means."""
+        return MushraResult(len(self.pages), self.conditions, self.ratings)
 
     def table(self) -> pd.DataFrame:
         """One row per page and letter, with the columns of :data:`MUSHRA_COLUMNS`. Conditions are hidden until the test is finished."""
         rows = []
-        for page in self._pages:
-            rating = self._ratings.get(page.number)
+        for page in self.pages:
+            rating = self._notes.get(page.number)
             for letter, condition in page.stimuli.items():
                 score = rating.scores[condition] if rating else math.nan
                 seconds = math.nan if rating is None or rating.seconds is None else rating.seconds
                 rows.append((page.number, page.sample, letter, condition if self.is_finished else None, score, seconds))
         return pd.DataFrame(rows, columns=list(MUSHRA_COLUMNS)).astype({"condition": "string"})
 
-    def __repr__(self) -> str:
-        return f"MushraTest({' | '.join(self.conditions)}: {len(self._ratings)} of {len(self._pages)} pages rated, seed {self.seed})"
-
-    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write pages and ratings as JSON. An earlier state of this same test is replaced, so it may be called after each page.
-
-        Args:
-            path: where to; folders are made as needed.
-            overwrite: replace whatever is there.
-
-        Raises:
-            InputError: something else is there, or ratings that this test lacks; or none can be written there.
-        """
-        path = Path(path)
-        if path.exists() and not overwrite:
-            there = MushraTest.load(path) if path.is_file() else None
-            if there is None or there._pages != self._pages or any(self._ratings.get(r.number) != r for r in there.ratings):
-                raise InputError(
-                    f"{path} holds another test, or ratings that this one lacks. Choose another name, or ask for overwrite=True."
-                )
-        saved = _Saved(list(self.samples), list(self.conditions), self.seed, list(self._pages), list(self.ratings))
-        write_json(path, _KIND, _VERSION, saved, _ADAPTER)
-        return path
+    def _saved(self) -> _Saved:
+        return _Saved(list(self.samples), list(self.conditions), self.seed, list(self.pages), list(self.ratings))
 
     @classmethod
-    def load(cls, path: str | Path) -> MushraTest:
-        """Read a file that :meth:`save` wrote. The pages are those of the file.
-
-        Raises:
-            InputError: it is not there, damaged, something else, or of a newer version.
-        """
-        saved = read_json(Path(path), _KIND, _VERSION, _ADAPTER)
-        try:
-            test = cls(saved.samples, saved.conditions, seed=saved.seed)
-            _check_pages(saved)
-            test._pages = tuple(saved.pages)
-            for rating in saved.ratings:
-                letters = {condition: letter for letter, condition in test._page(rating.number).stimuli.items()}
-                by_letter = {letters.get(condition, condition): score for condition, score in rating.scores.items()}
-                test.rate(rating.number, by_letter, rating.seconds)
-        except (InputError, LifecycleError) as error:
-            raise InputError(f"{path} is damaged: {error}") from None
+    def _restored(cls, saved: _Saved) -> Self:
+        test = cls(saved.samples, saved.conditions, seed=saved.seed)
+        _check_pages(saved)
+        test._items = tuple(saved.pages)
+        for rating in saved.ratings:
+            letters = {condition: letter for letter, condition in test._item(rating.number).stimuli.items()}
+            by_letter = {letters.get(condition, condition): score for condition, score in rating.scores.items()}
+            test.rate(rating.number, by_letter, rating.seconds)
         return test
-
-    def _page(self, number: int) -> MushraPage:
-        if not 1 <= number <= len(self._pages):
-            raise InputError(f"there is no page {number}.")
-        return self._pages[number - 1]
 
 
 def _draw(samples: tuple[str, ...], conditions: tuple[str, ...], seed: int) -> tuple[MushraPage, ...]:
     rng = random.Random(seed)
-    pages: list[MushraPage] = []
-    order: list[str] = []
-    shifts: list[int] = []
-    for number, sample in enumerate(rng.sample(samples, len(samples)), start=1):
-        if not shifts:  # a new order for every block of pages, which uses up all its rotations
-            order, shifts = rng.sample(conditions, len(conditions)), rng.sample(range(len(conditions)), len(conditions))
-        shift = shifts.pop()
-        turned = order[shift:] + order[:shift]
-        pages.append(MushraPage(number, sample, dict(zip(string.ascii_uppercase, turned, strict=False))))
-    return tuple(pages)
+    heard = rng.sample(samples, len(samples))
+    orders = (dict(zip(string.ascii_uppercase, rng.sample(conditions, len(conditions)), strict=False)) for _ in heard)
+    return tuple(MushraPage(number, sample, order) for number, (sample, order) in enumerate(zip(heard, orders, strict=True), start=1))
 
 
 def _check_pages(saved: _Saved) -> None:

@@ -100,9 +100,13 @@ class PlanPoint:
         sizes = [f"{name.replace('_', ' ')} {', '.join(map(str, f[name]))}" for name in ("batch_sizes", "frame_sizes") if f[name]]
         return (
             f"{'; '.join(sizes) or 'sizes of its own'}: {f['graphs']} graphs, {f['coverage']:.1%} of calls and "
-            f"{f['audio_coverage']:.1%} of audio, {f['saved_s']:+.2f} s saved ({f['saved_share']:+.1%}), "
+            f"{f['audio_coverage']:.1%} of audio, {_speed(f['saved_s'], f['saved_share'])}, "
             f"{f['charge_bytes'] / 2**20:,.1f} MiB, {f['capture_s']:.2f} s to capture"
         )
+
+
+def _speed(saved_s: float, saved_share: float) -> str:
+    return f"{abs(saved_s):.2f} s {'faster' if saved_s >= 0 else 'SLOWER'} than eager ({abs(saved_share):.1%})"
 
 
 def point_of(demand: Demand, costs: pd.DataFrame, choice: Choice, frame_s: float) -> PlanPoint:
@@ -283,7 +287,8 @@ class Plan:
             return "no graph that can be chosen would serve any of these calls. Check the states and frames of the traffic."
         problems = []
         if budget_bytes is not None and budget_bytes < graphs["charge_bytes"].min():
-            problems.append(f"budget_bytes is {budget_bytes:,}, and the smallest set of graphs takes {graphs['charge_bytes'].min():,}")
+            least = graphs["charge_bytes"].min()
+            problems.append(f"the budget is {budget_bytes / 2**20:,.2f} MiB, and the smallest set of graphs takes {least / 2**20:,.2f} MiB")
         if max_capture_s is not None and max_capture_s < graphs["capture_s"].min():
             problems.append(f"max_capture_s is {max_capture_s:g}, and the quickest set of graphs takes {graphs['capture_s'].min():.3g}")
         if min_coverage is not None and min_coverage > graphs["coverage"].max():

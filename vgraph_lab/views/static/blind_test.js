@@ -66,6 +66,7 @@ class BlindSession {
     engine.pause();
     this.heard.clear();
     this.isSent = false;
+    this.message = "";
     if (this.result) return this.changed();
     this.tracks = page.labels.map(() => new Float32Array(page.length));
     this.received = 0;
@@ -84,7 +85,6 @@ class BlindSession {
     this.tracks[content.track].set(piece, content.offset);
     this.received += piece.length;
     if (this.received < page.length * page.labels.length) return;
-    this.message = "";
     this.engine.chosen = { track: 0, difference: false };
     this.since = performance.now();
     this.engine.load({ name: page.number, tracks: this.tracks });

@@ -106,6 +106,8 @@ class ImportedLog:
         """
         accepted = sorted(known)
         unknown = sorted(set(self.calls["target"]) - set(accepted))
+        if "" in unknown:
+            raise InputError(f"{self.name} counts calls without a Target: a table needs the column 'target'. Known: {', '.join(accepted)}.")
         if unknown:
             named = ", ".join(f"{target!r}{did_you_mean(target, accepted)}" for target in unknown)
             raise InputError(f"{self.name} counts calls of unknown Targets: {named} Known: {', '.join(accepted)}.")
