@@ -54,7 +54,7 @@ class Algorithm(StrEnum):
 def stateless(
     checkpoint: Annotated[Path | None, typer.Option(help="Checkpoint folder; random weights at the published geometry by default.")] = None,
     device: Device = "auto",
-    dtype: Annotated[Dtype, typer.Option(help="Dtype of weights and activations.")] = Dtype.bfloat16,
+    dtype: BenchDtype = None,
     batch_sizes: Annotated[str, typer.Option(help="Comma-separated rows per call; by default 1,4,16 (on a CPU: 1).")] = "",
     frames: Annotated[str, typer.Option(help="Comma-separated frames per row; by default 1,25,97,150,325 (on a CPU: 1,10).")] = "",
     repeats: Annotated[int, typer.Option(min=2, help="Timed runs per variant, at most.")] = 50,
