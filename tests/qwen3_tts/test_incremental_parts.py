@@ -32,7 +32,7 @@ from vgraph_lab.requests import ChunkRequest
 ODD = SMALL.model_copy(update={"upsampling_ratios": (3,), "upsample_rates": (2, 3), "num_key_value_heads": 4, "sliding_window": 5})
 
 # A window that is longer than the context of a frame, so that only the end of a reference is rendered.
-WIDE = ODD.model_copy(update={"sliding_window": 24})
+WIDE = ODD.model_copy(update={"sliding_window": 24, "max_position_embeddings": 128})
 
 
 def exact_decoder(geometry: DecoderGeometry, weights: Mapping[str, Tensor] | None = None) -> Code2WavDecoder:
