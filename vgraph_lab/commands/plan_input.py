@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from .shared import Dtype, status
 
 if TYPE_CHECKING:
     from vgraph_lab.config import StageConfig
+    from vgraph_lab.graphs.descriptor import Descriptor
     from vgraph_lab.inspect.planner import Choice, StatelessGrid, StreamingGrid
     from vgraph_lab.inspect.recording import Recording
     from vgraph_lab.qwen3_tts.decoder import Code2WavDecoder
@@ -129,9 +130,8 @@ def _of_recording(path: Path, window: int | None, source: CostSource) -> PlanInp
     costs = source.read(cfg)
     has_times = costs is not None
     known = _recorded_costs(found) if costs is None else costs
-    return PlanInput(
-        traffic_of(found.stats, getattr(space, "transitions", None)), space, _present(found), known, has_times, kept=_kept(cfg)
-    )
+    present = _choice_of((graph.target_id, graph.descriptor) for graph in found.graphs if graph.cost)
+    return PlanInput(traffic_of(found.stats, getattr(space, "transitions", None)), space, present, known, has_times, kept=_kept(cfg))
 
 
 def _recorded_window(found: Recording, cfg: StageConfig, path: Path) -> int:
@@ -155,12 +155,12 @@ def _recorded_costs(found: Recording) -> pd.DataFrame:
     return most.assign(replay_ms=0.0, eager_ms=0.0, source=most["source"].where(is_known, "modelled"))
 
 
-def _present(found: Recording) -> Choice:
-    """The graphs of a recording as a choice."""
+def _choice_of(found: Iterable[tuple[str, Descriptor]]) -> Choice:
+    """Graphs as a choice, by Target id and Descriptor."""
     from vgraph_lab.inspect.planner import Choice
     from vgraph_lab.inspect.planner.shapes import STATELESS_TARGET_ID, shape_of
 
-    graphs = tuple(shape_of(graph.target_id, graph.descriptor) for graph in found.graphs if graph.cost)
+    graphs = tuple(shape_of(target_id, descriptor) for target_id, descriptor in found)
     rows = tuple(sorted({graph.batch_size for graph in graphs}))
     frames = tuple(sorted({graph.frames for graph in graphs if graph.target == STATELESS_TARGET_ID}))
     return Choice(tuple(dict.fromkeys(graph.target for graph in graphs)), rows, frames, graphs)
@@ -171,8 +171,7 @@ def _present(found: Recording) -> Choice:
 
 def _of_log(path: Path, config: Path, window: int | None, kind: str, source: CostSource) -> PlanInput:
     from vgraph_lab.config import StageConfig
-    from vgraph_lab.inspect.planner import Choice, StreamingGrid, traffic_of_calls, with_schedule
-    from vgraph_lab.inspect.planner.shapes import STATELESS_TARGET_ID, shape_of
+    from vgraph_lab.inspect.planner import StreamingGrid, traffic_of_calls, with_schedule
     from vgraph_lab.qwen3_tts.settings import TARGET_IDS
     from vgraph_lab.workload import RoutingRules
     from vgraph_lab.workload.importers import read_log
@@ -201,10 +200,7 @@ def _of_log(path: Path, config: Path, window: int | None, kind: str, source: Cos
     costs = source.read(cfg)
     assert costs is not None
     declared = RoutingRules(cfg, window or 1).declared()
-    graphs = tuple(shape_of(target, descriptor) for target, descriptors in declared.items() for descriptor in descriptors)
-    rows = tuple(sorted({graph.batch_size for graph in graphs}))
-    frames = tuple(sorted({graph.frames for graph in graphs if graph.target == STATELESS_TARGET_ID}))
-    current = Choice(tuple(target for target, descriptors in declared.items() if descriptors), rows, frames, graphs)
+    current = _choice_of((target, descriptor) for target, descriptors in declared.items() for descriptor in descriptors)
     notes = [str(log.lines)] + ([f"{lost:,} calls have no shape and are left out"] if lost else [])
     return PlanInput(traffic, space, current, costs, has_times=True, notes=tuple(notes), kept=_kept(cfg))
 

@@ -33,7 +33,7 @@ from .free_form import FreeForm
 from .plan import point_of
 from .shapes import SUFFIX_TARGET_ID, Shape, descriptor_of, kept_frames
 from .spaces import Choice
-from .traffic import check_traffic, traffic_of, traffic_table
+from .traffic import check_traffic, traffic_of, traffic_of_calls, traffic_table
 
 __all__ = ["FigureSource", "Forecast", "Forecaster", "Traffic", "traffic_from"]
 
@@ -190,33 +190,12 @@ def traffic_from(source: Traffic, transitions: TransitionTable | None = None) ->
         return traffic_of(stats_of(source), transitions)
     if "outcome" not in source:
         return traffic_table(source)
-    counts: Counter[CallKind] = Counter()
     needed = ("target", "state", "source_frames", "batch_size", "frames", "reason", "captured_batch_size", "captured_frames", "calls")
     missing = [name for name in needed if name not in source]
     if missing:
         raise InputError(f"the coverage table lacks {', '.join(missing)}. Pass all of coverage_table(…), or rows of it.")
-    for row in source.to_dict("records"):
-        outcome, reason = str(row["outcome"]), str(row["reason"])
-        key, graph = _counted(row, "batch_size", "frames"), None
-        if outcome != "fallback":
-            graph = _counted(row, "captured_batch_size", "captured_frames")
-        try:
-            kind = CallKind(
-                str(row["target"]),
-                key,
-                graph,
-                FallbackReason(reason) if outcome == "fallback" else None,
-                reason if outcome == "error" else None,
-            )
-        except ValueError:
+    for reason in source.loc[source["outcome"] == "fallback", "reason"].unique():
+        if reason not in set(FallbackReason):
             accepted = ", ".join(FallbackReason)
-            raise InputError(f"the coverage table names the reason {reason!r} of a fallback. Accepted: {accepted}.") from None
-        counts[kind] += int(row["calls"])
-    return traffic_of(StatsSnapshot(counts), transitions)
-
-
-def _counted(row: Mapping[Any, Any], rows: str, frames: str) -> Descriptor:
-    source = row["source_frames"]
-    if pd.isna(source):
-        return Descriptor(int(row[rows]), int(row[frames]), str(row["state"]))
-    return SuffixDescriptor(int(row[rows]), int(row[frames]), str(row["state"]), int(source))
+            raise InputError(f"the coverage table names the reason {reason!r} of a fallback. Accepted: {accepted}.")
+    return traffic_of_calls(source, transitions)
