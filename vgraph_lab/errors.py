@@ -38,6 +38,7 @@ __all__ = [
     "ConfigError",
     "FallbackReason",
     "ForkedProcessError",
+    "FormError",
     "InputError",
     "LifecycleError",
     "MissingExtraError",
@@ -82,6 +83,10 @@ class CheckpointError(VGraphLabError, ValueError):
 
 class CodesError(VGraphLabError, ValueError):
     """A file of codec codes cannot be read, or its content is not codes."""
+
+
+class FormError(VGraphLabError, RuntimeError):
+    """A form of a step cannot run here; another one takes its place."""
 
 
 class InputError(VGraphLabError, ValueError):

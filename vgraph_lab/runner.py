@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from types import TracebackType
-from typing import Any, Protocol, Self, cast, runtime_checkable
+from typing import Any, Protocol, Self, TypeGuard, cast
 
 import torch
 from torch import nn
@@ -33,7 +33,7 @@ from .graphs import (
 from .graphs.backends import execution_lock
 from .graphs.manager import ManagerState, ProgressCallback
 from .requests import ChunkRequest, ChunkResult
-from .vllm_v1 import CUDAGraphMode, GPUModelRunner, RunnerConfig, ScheduledRequest, SupportsVllmV1
+from .vllm_v1 import CUDAGraphMode, GPUModelRunner, RunnerConfig, ScheduledRequest
 
 __all__ = ["GPUGenerationModelRunner", "GenerationModel", "RunnerState", "SupportsVocoderCUDAGraph"]
 
@@ -57,7 +57,6 @@ class GenerationModel(Protocol):
         """Forget all requests: the model is as new."""
 
 
-@runtime_checkable
 class SupportsVocoderCUDAGraph(Protocol):
     """The capability of a model whose callables a Manager may capture."""
 
@@ -150,7 +149,7 @@ class GPUGenerationModelRunner:
                 raise ConfigError("the model was made with another configuration than the runner. Give both the same StageConfig.")
             if self._is_capable(model):
                 self.manager = self._new_manager(model)
-            elif isinstance(model, SupportsVllmV1) and model.supports_vllm_v1:
+            elif getattr(model, "supports_vllm_v1", False):
                 v1_runner = GPUModelRunner(self._v1_config, self.backend)
                 v1_runner.load_model(cast("nn.Module", model))
                 self.v1_runner, self.manager = v1_runner, cast("VocoderCUDAGraphManager", v1_runner.graphs)  # for reading
@@ -204,7 +203,7 @@ class GPUGenerationModelRunner:
         with self._lock:
             self._expect(RunnerState.LOADED, "profile_memory", "Call it between load_model(model) and capture_model()")
             if self.v1_runner is not None:
-                raise LifecycleError(f"{type(self.model).__name__} takes vLLM's own path, whose graphs are not profiled. Capture them.")
+                return self.v1_runner.profile_memory(_callback(progress))
             if self.manager is None:
                 raise LifecycleError(
                     f"{type(self.model).__name__} does not declare supports_vocoder_cudagraph: there is nothing to profile."
@@ -302,7 +301,7 @@ class GPUGenerationModelRunner:
         return bool(getattr(model, "supports_vocoder_cudagraph", False))
 
     def _new_manager(self, model: GenerationModel) -> VocoderCUDAGraphManager:
-        if not isinstance(model, SupportsVocoderCUDAGraph):
+        if not _has_targets(model):
             raise ConfigError(f"{type(model).__name__} declares supports_vocoder_cudagraph, but has no get_vocoder_cudagraph_targets().")
         targets = model.get_vocoder_cudagraph_targets()
         ids = [target.target_id for target in targets]
@@ -324,6 +323,11 @@ def _v1_config(cfg: StageConfig, given: RunnerConfig) -> RunnerConfig:
         if getattr(given, name) != getattr(stage, name):
             raise ConfigError(f"v1_config.{name}: is {getattr(given, name)}, the stage says {getattr(stage, name)}. Leave it out there.")
     return given.model_copy(update={name: getattr(stage, name) for name in stage.model_fields_set})
+
+
+def _has_targets(model: object) -> TypeGuard[SupportsVocoderCUDAGraph]:
+    """Whether it has what it declares. ``isinstance`` would not see what a wrapper around a model gives by ``__getattr__``."""
+    return callable(getattr(model, "get_vocoder_cudagraph_targets", None))
 
 
 def _do_nothing() -> None:

@@ -106,7 +106,7 @@ def run_tour(output: str | Path = Path("build/tour.html"), *, notebook: str | Pa
     summaries: dict[str, Summary] = {}
     for path in paths:
         began = perf_counter()
-        executed = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+        executed = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]  # nbformat is untyped
         try:
             _execute(executed, path, timeout_s)
         except CellExecutionError as error:

@@ -40,7 +40,7 @@ def runner(backend: GraphBackend) -> Iterator[vg.GPUGenerationModelRunner]:
 def pool_segments_of_the_allocator(runner: vg.GPUGenerationModelRunner) -> dict[int, dict[str, Any]]:
     """Segments of the pool in which the first graph's output lives, by address."""
     address = next(tensors(runner.manager.entries()[0].output)).untyped_storage().data_ptr()
-    segments = torch.cuda.memory_snapshot(include_traces=False)
+    segments = torch._C._cuda_memorySnapshot(None)["segments"]  # memory_snapshot() passes a tuple on; see allocator_segments
     home = next(s for s in segments if s["address"] <= address < s["address"] + s["total_size"])
     pool = tuple(home["segment_pool_id"])
     assert pool != (0, 0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from vgraph_lab.errors import ConfigError, InputError, LifecycleError
-from vgraph_lab.graphs.backends.cpu import CpuGraphBackend
+from vgraph_lab.graphs.backends.cpu import CpuGraph, CpuGraphBackend
 from vgraph_lab.vllm_v1 import (
     BatchDescriptor,
     BreakableCUDAGraphWrapper,
@@ -360,7 +360,7 @@ def test_what_breaks_are_given_is_held_weakly() -> None:
         runner.capture_model()
         gc.collect()
         (entry,) = runner.graphs.entries()
-        touched = {record.writes[0].data_ptr() for _, step in entry.graph.segments if hasattr(step, "_records") for record in step._records}
+        touched = {record.writes[0].data_ptr() for _, step in entry.graph.segments if isinstance(step, CpuGraph) for record in step.records}
         live.append((runner.graphs.pool.live_bytes, len(touched)))
     assert live[0][0] == live[1][0] == 0
     assert live[1][1] < 2 * live[0][1]

@@ -324,9 +324,11 @@ def test_refusals_on_this_path() -> None:
     with stage_runner() as runner:
         with pytest.raises(LifecycleError, match="needs a runner that is ready"):
             runner.execute_model([ScheduledRequest("a", [1])])
-        with pytest.raises(LifecycleError, match="WorkloadModel takes vLLM's own path, whose graphs are not profiled"):
+        profile = runner.profile_memory()
+        assert runner.capture_model().profile is profile
+        assert profile.bytes > 0
+        with pytest.raises(LifecycleError, match="profile_memory needs a runner that is loaded"):
             runner.profile_memory()
-        runner.capture_model()
         for wrong in ("x", [3], [ScheduledRequest(1, [2])]):  # type: ignore[arg-type]  # an id that is no text
             with pytest.raises(InputError, match="ScheduledRequest"):
                 runner.execute_model(wrong)  # type: ignore[arg-type]

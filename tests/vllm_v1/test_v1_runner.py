@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from vgraph_lab.config import StageConfig
 from vgraph_lab.errors import ConfigError, FallbackReason, InputError, LifecycleError
 from vgraph_lab.graphs import CaptureProgress
+from vgraph_lab.runner import GPUGenerationModelRunner
 from vgraph_lab.vllm_v1 import (
     BatchDescriptor,
     BreakableCUDAGraphCapture,
@@ -26,6 +28,7 @@ from vgraph_lab.vllm_v1 import (
     ScheduledRequest,
     WorkloadConfig,
     WorkloadModel,
+    supports_vllm_v1,
     validate_cudagraph_capturing_enabled,
 )
 from vgraph_lab.vllm_v1.model_wrappers import EAGER_TARGET, FULL_TARGET, PIECEWISE_TARGET
@@ -328,7 +331,8 @@ def test_micro_batches_need_two_ranks_and_no_offloader() -> None:
 
 
 def test_wrong_models_fail() -> None:
-    with pytest.raises(ConfigError, match="Linear cannot run here"):
+    everything = "supports_vllm_v1, config, layers, exchange, workspace, bind_kv_cache, compute_logits"
+    with pytest.raises(ConfigError, match=f"Linear cannot run here, it lacks: {everything}. See SupportsVllmV1"):
         GPUModelRunner(RunnerConfig(), "cpu").load_model(nn.Linear(2, 2))
     with pytest.raises(ConfigError, match="the model is on meta, the runner on cpu"):
         GPUModelRunner(RunnerConfig(), "cpu").load_model(WorkloadModel(CONFIG, device="meta"))
@@ -337,6 +341,44 @@ def test_wrong_models_fail() -> None:
         runner.load_model(WorkloadModel(CONFIG))
     with pytest.raises(LifecycleError, match="has not captured yet, this one is ready"):
         runner.capture_model()
+
+
+class Forwarding(nn.Module):
+    """A model in a wrapper that gives whatever the model has, as torch.compile's does; but for what is held back."""
+
+    def __init__(self, held_back: str = "") -> None:
+        super().__init__()
+        self.device, self.inner, self.held_back = torch.device("cpu"), WorkloadModel(CONFIG), held_back
+
+    def __getattr__(self, key: str) -> Any:
+        if key == self.__dict__.get("held_back"):
+            raise AttributeError(key)
+        try:
+            return super().__getattr__(key)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), key)
+
+    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        hidden: Tensor = self.inner(input_ids, positions)
+        return hidden
+
+
+def test_a_model_has_what_its_submodules_and_wrappers_give() -> None:
+    """Which ``isinstance`` with a protocol does not see, from Python 3.12 on."""
+    for model in (WorkloadModel(CONFIG), Forwarding()):
+        assert supports_vllm_v1(model)
+        with GPUGenerationModelRunner(StageConfig.from_dict({}), "cpu") as runner:
+            runner.load_model(model)
+            assert runner.v1_runner is not None
+            assert runner.v1_runner.get_model() is model
+
+
+@pytest.mark.parametrize("name", ["layers", "exchange", "compute_logits"])
+def test_what_a_declared_model_lacks_is_named(name: str) -> None:
+    model = Forwarding(name)
+    assert not supports_vllm_v1(model)
+    with pytest.raises(ConfigError, match=f"Forwarding cannot run here, it lacks: {name}. See SupportsVllmV1"):
+        GPUGenerationModelRunner(StageConfig.from_dict({}), "cpu").load_model(model)
 
 
 def test_refused_batches_change_nothing() -> None:

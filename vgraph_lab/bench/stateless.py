@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from vgraph_lab.graphs import Descriptor, VocoderCUDAGraphManager, create_backend
+from vgraph_lab.graphs.backends.cuda import allocator_segments
 from vgraph_lab.qwen3_tts.decoder import Code2WavDecoder
 from vgraph_lab.qwen3_tts.stateless import stateless_target
 
@@ -153,7 +154,7 @@ def _capture_by_hand(decoder: Code2WavDecoder, batch_sizes: Sequence[int], frame
             capture_seconds += perf_counter() - began
             kept.append((graph, codes, output))
     seconds = perf_counter() - start
-    reserved = sum(segment["total_size"] for segment in torch.cuda.memory_snapshot(pool, include_traces=False))
+    reserved = sum(segment["total_size"] for segment in allocator_segments([pool])[pool])
     for graph, *_ in kept:
         graph.reset()
     kept.clear()

@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 
 from vgraph_lab.errors import InputError
+from vgraph_lab.graphs.table import MIB
 
 from .plan_input import CostSource, read_plan_input
 from .shared import AsJson, Device, Dtype, as_json_text, console, records, rich_table
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
-_MIB = 2**20
 _TIMES_UNKNOWN = (
     "A recording has no times of calls: what graphs save and what padding costs is not known, so the most calls in the least memory are "
     "recommended. MiB are upper bounds: what a set would take without the graphs that it shares memory with is not in a recording. For "
@@ -68,7 +68,7 @@ def plan(
         hint = "" if has_times else " Here, --checkpoint measures and --costs reads a table."
         raise InputError(f"{traffic}: {error}{hint}") from None
     limits = {"max_capture_s": max_capture_s, "min_coverage": min_coverage}
-    budget_bytes = None if budget_mib is None or math.isinf(budget_mib) else int(budget_mib * _MIB)
+    budget_bytes = None if budget_mib is None or math.isinf(budget_mib) else int(budget_mib * MIB)
     best = plans.recommend(budget_bytes=budget_bytes, objective="saved" if has_times else "calls", **limits)
     stage = {**plans.stage(best), **found.kept}
     if output:
@@ -114,7 +114,7 @@ def _tell(plans: Plan, best: PlanPoint, current: PlanPoint, has_times: bool) -> 
             "targets": [", ".join(target.removeprefix("qwen3_tts.") for target in targets) or "none" for targets in table["targets"]],
             "graphs": table["graphs"].to_numpy(),
             "calls_share": table["coverage"].to_numpy(),
-            "charge_mib": table["charge_bytes"].to_numpy() / _MIB,
+            "charge_mib": table["charge_bytes"].to_numpy() / MIB,
             "capture_s": table["capture_s"].to_numpy(),
             "saved_share": table["saved_share"].to_numpy(),
             "which": table["which"].to_numpy(),
@@ -138,4 +138,4 @@ def _words(point: PlanPoint, has_times: bool) -> str:
         return str(point)
     sizes = [f"{name.replace('_', ' ')} {', '.join(map(str, f[name]))}" for name in ("batch_sizes", "frame_sizes") if f[name]]
     share = f"{f['coverage']:.1%} of calls and {f['audio_coverage']:.1%} of audio"
-    return f"{'; '.join(sizes)}: {f['graphs']} graphs, {share}, {f['charge_bytes'] / _MIB:,.1f} MiB, {f['capture_s']:.2f} s to capture"
+    return f"{'; '.join(sizes)}: {f['graphs']} graphs, {share}, {f['charge_bytes'] / MIB:,.1f} MiB, {f['capture_s']:.2f} s to capture"

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from vgraph_lab.errors import CaptureError
 
-from .backends.base import GraphBackend, GraphPool, count_nodes, new_addresses, reserved_bytes
+from .backends.base import CapturedGraph, GraphBackend, GraphPool, count_nodes, new_addresses, reserved_bytes
+from .backends.rules import garbage_collection_paused
 from .compiled import refuse_own_cudagraphs
 from .descriptor import Descriptor
 from .entry import CaptureCost, GraphEntry
@@ -21,7 +22,7 @@ from .routine import Buffers
 from .structure import nbytes, signature, tensors
 from .target import Target
 
-__all__ = ["capture_entry", "is_capture_underway", "owned_tensors"]
+__all__ = ["CaptureMeter", "capture_entry", "capture_underway", "is_capture_underway", "owned_tensors"]
 
 
 _thread = threading.local()
@@ -33,7 +34,8 @@ def is_capture_underway() -> bool:
 
 
 @contextmanager
-def _underway() -> Iterator[None]:
+def capture_underway() -> Iterator[None]:
+    """A warm-up or a capture by the calling thread: inside, wrapped callables and bound Targets are plain calls."""
     before, _thread.is_underway = is_capture_underway(), True
     try:
         yield
@@ -44,6 +46,73 @@ def _underway() -> Iterator[None]:
 def owned_tensors(modules: Iterable[nn.Module]) -> list[Tensor]:
     """Parameters and buffers that a graph may read in place."""
     return [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+
+
+class CaptureMeter:
+    """What one capture takes: memory before and after it, and the seconds of its steps. Make it first, then take the steps.
+
+    Args:
+        backend: where it captures.
+        pool: what it captures into.
+    """
+
+    def __init__(self, backend: GraphBackend, pool: GraphPool) -> None:
+        self._backend, self._pool = backend, pool
+        self._segments, self._free_bytes = pool.segments(), backend.memory().free_bytes
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def warm_up(self) -> Iterator[None]:
+        """Around the eager runs; waits for them at the end."""
+        with capture_underway(), self._timed("warmup"):
+            yield
+            self._backend.synchronize()
+
+    def collect_garbage(self, *, everything: bool) -> None:
+        """Garbage that holds device memory must not be freed inside the capture.
+
+        A whole collection walks every object of the process; after the first one, what came since is young.
+        """
+        with self._timed("gc"):
+            gc.collect() if everything else gc.collect(1)
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """Around the capture."""
+        with capture_underway(), garbage_collection_paused(), self._timed("capture"):
+            yield
+
+    def cost(self, graph: CapturedGraph, output: Any, *, order: int, static_buffer_bytes: int) -> CaptureCost:
+        """The record; arguments that it does not say itself are those of :class:`~vgraph_lab.graphs.CaptureCost`.
+
+        Args:
+            graph: what was captured.
+            output: its static output.
+            order: see there.
+            static_buffer_bytes: see there.
+        """
+        segments = self._pool.segments()
+        return CaptureCost(
+            order=order,
+            static_buffer_bytes=static_buffer_bytes,
+            output_bytes=nbytes(output),
+            pool_reserved_before_bytes=reserved_bytes(self._segments),
+            pool_reserved_after_bytes=reserved_bytes(segments),
+            device_delta_bytes=None if self._backend.device.type == "cpu" else self._free_bytes - self._backend.memory().free_bytes,
+            warmup_s=self._seconds["warmup"],
+            capture_s=self._seconds["capture"],
+            gc_s=self._seconds["gc"],
+            node_counts=count_nodes(graph.nodes()),
+            segment_addresses=new_addresses(self._segments, segments),
+        )
+
+    @contextmanager
+    def _timed(self, step: str) -> Iterator[None]:
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[step] = perf_counter() - start
 
 
 def capture_entry(
@@ -85,8 +154,8 @@ def capture_entry(
     def forward() -> Any:
         return routine.forward_for_capture(descriptor, buffers)
 
-    segments_before, free_before = pool.segments(), backend.memory().free_bytes
-    with _underway(), _stopwatch() as warmup:
+    meter = CaptureMeter(backend, pool)
+    with meter.warm_up():
         expected = ""
         for run in range(num_warmups):
             routine.prepare_for_capture(descriptor, buffers)
@@ -94,30 +163,13 @@ def capture_entry(
             found = signature(backend.warm_up(forward, static_inputs=static_inputs, owned=owned, audit=is_audited))
             _check_same_output(expected, found, f"warm-up {run} and {run + 1}")
             expected = found
-        backend.synchronize()
-    with _stopwatch() as collection:
-        # Garbage that holds device memory must not be freed inside the capture. A whole collection walks every object of the
-        # process; after the first one, what came since is young.
-        gc.collect() if order == 0 or lazy else gc.collect(1)
-    with _underway(), _no_collection(), _stopwatch() as capture:
+    meter.collect_garbage(everything=order == 0 or lazy)
+    with meter.capture():
         routine.prepare_for_capture(descriptor, buffers)
         graph, output = backend.capture(forward, pool, static_inputs=static_inputs, owned=owned)
     try:
         _check_same_output(expected, signature(output), "the last warm-up and the capture")
-        segments = pool.segments()
-        cost = CaptureCost(
-            order=order,
-            static_buffer_bytes=static_buffer_bytes,
-            output_bytes=nbytes(output),
-            pool_reserved_before_bytes=reserved_bytes(segments_before),
-            pool_reserved_after_bytes=reserved_bytes(segments),
-            device_delta_bytes=None if backend.device.type == "cpu" else free_before - backend.memory().free_bytes,
-            warmup_s=warmup[0],
-            capture_s=capture[0],
-            gc_s=collection[0],
-            node_counts=count_nodes(graph.nodes()),
-            segment_addresses=new_addresses(segments_before, segments),
-        )
+        cost = meter.cost(graph, output, order=order, static_buffer_bytes=static_buffer_bytes)
         if not sum(cost.node_counts.values()):
             raise CaptureError(
                 f"the graph of {descriptor} is empty: forward_for_capture launched nothing on {backend.device}. "
@@ -130,31 +182,9 @@ def capture_entry(
     return GraphEntry(target.target_id, descriptor, buffers, graph, output, cost, owned=owned, lazy=lazy)
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector from running on its own."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def _check_same_output(expected: str, found: str, between: str) -> None:
     if expected and expected != found:
         raise CaptureError(
             f"forward_for_capture changed its output between {between}: first {expected}, then {found}. "
             "A graph's output has one structure, one set of shapes and dtypes."
         )
-
-
-@contextmanager
-def _stopwatch() -> Iterator[list[float]]:
-    """A one-element list that holds the seconds of the block once it is over."""
-    seconds, start = [0.0], perf_counter()
-    try:
-        yield seconds
-    finally:
-        seconds[0] = perf_counter() - start

@@ -204,6 +204,7 @@ class VocoderCUDAGraphManager:
             pool_reserved_bytes=self.pool.reserved_bytes,
             free_bytes=self.backend.memory().free_bytes,
             profile=self._profile,
+            notes=tuple(note for target in self.targets.values() for note in target.routine.notes()),
         )
         return self.report
 

@@ -50,6 +50,7 @@ class CaptureReport:
         pool_reserved_bytes: what the pool holds now.
         free_bytes: free device memory now.
         profile: what ``profile_memory`` had found before, if it was asked.
+        notes: what the Routines say of their graphs, a line each.
     """
 
     device: str
@@ -60,6 +61,7 @@ class CaptureReport:
     pool_reserved_bytes: int
     free_bytes: int
     profile: MemoryProfile | None = None
+    notes: Sequence[str] = ()
 
     def _count(self, status: Status) -> int:
         return sum(o.status == status for o in self.outcomes)
@@ -133,11 +135,11 @@ class CaptureReport:
 
     _NOTE = "pool + is marginal in capture order: graphs of one pool share memory"
 
-    def _eager_lines(self) -> list[str]:
-        return [f"{target} stays eager: {why}" for target, why in self.eager_targets.items()]
+    def _more_lines(self) -> list[str]:
+        return [*(f"{target} stays eager: {why}" for target, why in self.eager_targets.items()), *self.notes]
 
     def __str__(self) -> str:
-        return as_text(self.headline(), self._rows(), f"({self._NOTE})", *self._eager_lines())
+        return as_text(self.headline(), self._rows(), f"({self._NOTE})", *self._more_lines())
 
     def _repr_html_(self) -> str:
-        return as_html(self.headline(), self._rows(), self._NOTE, *self._eager_lines())
+        return as_html(self.headline(), self._rows(), self._NOTE, *self._more_lines())

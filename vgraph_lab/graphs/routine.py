@@ -84,6 +84,10 @@ class Routine(ABC, Generic[Output]):
     def eager_call(self, *args: Any, **kwargs: Any) -> Output:
         """The eager contract: what the Target does without a graph."""
 
+    def notes(self) -> Iterable[str]:
+        """What a capture report should say of this Routine's graphs beyond their figures, a line each."""
+        return ()
+
     def make_descriptor(self, key: Descriptor) -> Descriptor | None:
         """The Descriptor to capture lazily for a runtime key that no graph serves, or None to decline."""
         return None

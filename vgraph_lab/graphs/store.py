@@ -17,6 +17,7 @@ from .capture import capture_entry
 from .descriptor import Descriptor
 from .entry import GraphEntry, Rejection
 from .structure import nbytes
+from .table import MIB
 from .target import Target
 
 __all__ = ["GraphStore"]
@@ -114,7 +115,7 @@ class GraphStore:
     def describe(self, error: Exception) -> str:
         """One failure in words, with the memory that was free when it happened."""
         name = "" if isinstance(error, VGraphLabError) else f"{type(error).__name__}: "
-        return f"{name}{error} [{self.backend.memory().free_bytes / 2**20:,.0f} MiB free]"
+        return f"{name}{error} [{self.backend.memory().free_bytes / MIB:,.0f} MiB free]"
 
     def release(self, *target_ids: str) -> list[Exception]:
         """Reset all graphs of some Targets and let go of their memory; one that fails does not keep the others.

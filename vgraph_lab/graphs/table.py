@@ -10,7 +10,10 @@ from numbers import Integral, Real
 
 import pandas as pd
 
-__all__ = ["PERCENT", "as_html", "as_text", "cell_text", "mib"]
+__all__ = ["MIB", "PERCENT", "as_html", "as_text", "cell_text", "mib"]
+
+MIB = 2**20
+"""Bytes of a MiB, the unit of every figure of memory that people read."""
 
 PERCENT = ("_share", "hit_rate", "error_rate")
 """Ends of the names of columns that hold shares, 0 to 1, and show percent."""
@@ -18,7 +21,7 @@ PERCENT = ("_share", "hit_rate", "error_rate")
 
 def mib(count: int) -> str:
     """Bytes as MiB with two decimals, without the unit."""
-    return f"{count / 2**20:,.2f}"
+    return f"{count / MIB:,.2f}"
 
 
 def as_text(headline: str, rows: Sequence[Sequence[str]], *notes: str) -> str:

@@ -264,7 +264,7 @@ def _dispatch_row(kind: str, found: DispatchExplanation) -> dict[str, Any]:
 
 def _batch_row(tokens: Sequence[int], found: ExecutionExplanation, graphs: Mapping[Descriptor, CapturedGraph]) -> dict[str, Any]:
     done = found.execution
-    graph = graphs.get(done.batch_descriptor) if done.cudagraph_mode else None
+    graph = graphs.get(done.batch_descriptor) if done.cudagraph_mode and not found.fallback_reason else None
     pieces: tuple[int | None, int | None] = (None, None) if graph is None else (1, 0)
     if isinstance(graph, BreakableCUDAGraphCapture):
         pieces = graph.num_graphs, graph.num_eager_breaks

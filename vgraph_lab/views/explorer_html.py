@@ -7,13 +7,13 @@ from typing import Any
 import pandas as pd
 
 from vgraph_lab.graphs.report import CaptureReport
+from vgraph_lab.graphs.table import MIB
 from vgraph_lab.inspect.planner.forecast import Forecast
 
 from .html import escape, style_sheet
 
 __all__ = ["outcome_html", "prediction_html"]
 
-_MIB = 2**20
 _ORIGINS = {"measured": "measured shapes", "modelled": "modelled", "unknown": "not known"}
 
 
@@ -33,7 +33,7 @@ def prediction_html(forecast: Forecast, schedule: str = "") -> str:
         _tile("Calls in graphs", f"{100 * f['coverage']:.1f}", "%", f"{f['calls']:,} of {calls:,}", f["coverage"]),
         _tile("Audio in graphs", f"{100 * f['audio_coverage']:.1f}", "%", _seconds(f["audio_s"], audio_s), f["audio_coverage"]),
         _tile("Padding", f"{100 * waste:.1f}" if has_waste else "–", "%" if has_waste else "", "of computed frames", waste),
-        _tile("Memory", *_known(f["charge_bytes"], lambda value: f"{value / _MIB:,.1f}", "MiB"), memory),
+        _tile("Memory", *_known(f["charge_bytes"], lambda value: f"{value / MIB:,.1f}", "MiB"), memory),
         _tile("Capture time", *_known(f["capture_s"], lambda value: f"{value:,.2f}", "s"), memory),
         _tile("Time saved", *_known(f["saved_share"], lambda value: f"{100 * value:+.1f}".replace("-", "−"), "%"), times),
     ]
@@ -95,8 +95,8 @@ def _sizes(forecast: Forecast, schedule: str = "") -> str:
 
 
 def _tile(name: str, value: str, unit: str, origin: str, share: float | None = None) -> str:
-    has_bar = share is not None and not pd.isna(share)
-    bar = f'<div class="vgl-bar" aria-hidden="true"><span style="width:{100 * share:.1f}%"></span></div>' if has_bar else ""  # type: ignore[operator]
+    width = "" if share is None or pd.isna(share) else f"width:{100 * share:.1f}%"
+    bar = f'<div class="vgl-bar" aria-hidden="true"><span style="{width}"></span></div>' if width else ""
     return (
         f'<div class="vgl-tile" role="group"><div class="vgl-name">{escape(name)}</div>'
         f'<div class="vgl-value">{escape(value)}<small>{escape(unit)}</small></div>{bar}'

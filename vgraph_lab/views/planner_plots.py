@@ -11,13 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.ticker import MaxNLocator
 
+from vgraph_lab.graphs.table import MIB
 from vgraph_lab.inspect.planner import PlanPoint
 
 from .style import COLOURS, INK
 
 __all__ = ["pareto_front"]
 
-_MIB = 2**20
 _SAVINGS = LinearSegmentedColormap.from_list("vgraph_lab.savings", [INK, COLOURS["graph"]])  # as light at one end as at the other
 
 
@@ -34,7 +34,7 @@ def pareto_front(front: pd.DataFrame, proposed: PlanPoint | None = None, current
         ax: where to draw.
     """
     table = front.sort_values(["charge_bytes", "coverage"], kind="stable")
-    mib, covered = table["charge_bytes"].to_numpy() / _MIB, 100 * table["coverage"].to_numpy()
+    mib, covered = table["charge_bytes"].to_numpy() / MIB, 100 * table["coverage"].to_numpy()
     marked: list[tuple[Mapping[str, Any], str, dict[str, Any]]] = [
         (point.figures, name, look)
         for point, name, look in (
@@ -43,13 +43,13 @@ def pareto_front(front: pd.DataFrame, proposed: PlanPoint | None = None, current
         )
         if point is not None
     ]
-    right = max([1e-3, *mib, *(f["charge_bytes"] / _MIB for f, _, _ in marked)])
+    right = max([1e-3, *mib, *(f["charge_bytes"] / MIB for f, _, _ in marked)])
     best = np.maximum.accumulate(covered) if len(covered) else covered
     steps = (np.append(mib, 1.04 * right), np.append(best, best[-1:])) if len(mib) else (mib, best)
     ax.plot(*steps, drawstyle="steps-post", color=INK, linewidth=1, label="best for the memory")
     _dots(table, mib, covered, ax)
     for figures, name, look in marked:
-        place = (figures["charge_bytes"] / _MIB, 100 * figures["coverage"])
+        place = (figures["charge_bytes"] / MIB, 100 * figures["coverage"])
         ax.scatter(*place, s=130, facecolors="none", linewidths=2.2, zorder=4, label=f"{name}: {_sizes(figures)}", **look)
     ax.set_xlim(-0.03 * right, 1.04 * right)
     ax.set_ylim(-4, 104)

@@ -98,7 +98,8 @@ def _state(chapter: Chapter) -> str:
 def _body(chapter: Chapter, name: str) -> str:
     from nbconvert import HTMLExporter  # slow to import, and needed here only
 
-    exporter = HTMLExporter(template_name="basic", exclude_input_prompt=True, exclude_output_prompt=True, exclude_anchor_links=True)  # type: ignore[no-untyped-call]
+    options = {"exclude_input_prompt": True, "exclude_output_prompt": True, "exclude_anchor_links": True}
+    exporter = HTMLExporter(template_name="basic", **options)  # type: ignore[no-untyped-call]  # nbconvert is untyped
     body, _ = exporter.from_notebook_node(_without_live_widgets(chapter.notebook))
     body = re.sub(r'(<h[1-6] id=")', rf"\g<1>{name}-", body)  # notebooks may have headings of the same name
     summary = _SUMMARY.format(
@@ -130,7 +131,7 @@ def _make_static(output: Any) -> bool:
 
 
 def _code_colours() -> str:
-    from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]
+    from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]  # ships no types
 
     light, dark = (HtmlFormatter(style=style).get_style_defs(".highlight") for style in ("default", "github-dark"))
     return f"{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n.highlight {{ background: none; }}"

@@ -23,9 +23,10 @@ from .forward_context import (
     set_forward_context,
 )
 from .input_batch import ScheduledRequest
-from .loaded_model import SupportsVllmV1
+from .loaded_model import LoadedModel, SupportsVllmV1, supports_vllm_v1
 from .model_runner import GPUModelRunner
 from .modes import CUDAGraphMode
+from .moe import ExpertExchange
 from .monitor import cudagraph_capturing, set_cudagraph_capturing_enabled, validate_cudagraph_capturing_enabled
 from .offloader import PrefetchOffloader
 from .outputs import ModelRunnerOutput
@@ -83,9 +84,11 @@ __all__ = [
     "DispatchCandidate",
     "DispatchExplanation",
     "ExecutionExplanation",
+    "ExpertExchange",
     "ForwardContext",
     "GPUModelRunner",
     "KVCache",
+    "LoadedModel",
     "ModelRunnerOutput",
     "Offloader",
     "ParallelConfig",
@@ -141,6 +144,7 @@ __all__ = [
     "set_cudagraph_capturing_enabled",
     "set_forward_context",
     "split_attn_metadata",
+    "supports_vllm_v1",
     "synchronize_dp_ranks",
     "torch_compute_sms",
     "validate_cudagraph_capturing_enabled",

@@ -14,11 +14,9 @@ it is given: the next segment reads that address. In FULL mode nothing breaks.
 from __future__ import annotations
 
 import functools
-import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from time import perf_counter
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -26,18 +24,18 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from vgraph_lab.errors import CaptureError, ReplayError
-from vgraph_lab.graphs import CaptureCost, GraphEntry
+from vgraph_lab.graphs import GraphEntry
 from vgraph_lab.graphs.backends.audit import Origins
-from vgraph_lab.graphs.backends.base import CapturedGraph, GraphBackend, GraphNode, GraphPool, count_nodes, new_addresses, reserved_bytes
+from vgraph_lab.graphs.backends.base import CapturedGraph, GraphBackend, GraphNode, GraphPool
 from vgraph_lab.graphs.backends.call import storage_id, tensors_in
 from vgraph_lab.graphs.backends.rules import capture_conditions
-from vgraph_lab.graphs.capture import _no_collection, _underway, owned_tensors
-from vgraph_lab.graphs.structure import nbytes, signature
+from vgraph_lab.graphs.capture import CaptureMeter, capture_underway, owned_tensors
+from vgraph_lab.graphs.structure import signature
 
 from .descriptor import BatchDescriptor
 from .forward_context import ForwardContext, get_forward_context, is_forward_context_available
 from .modes import CUDAGraphMode
-from .segments import Segment, pool_memory, segment_maker, segment_session
+from .segments import Segment, pool_memory, refusal_of, segment_maker, segment_session
 from .weak_ref import weak_ref_tensor
 from .wrapper import CUDAGraphWrapper
 from .wrapper_graphs import WrapperGraphs
@@ -103,6 +101,8 @@ class BreakableCUDAGraphCapture:
 
     Raises:
         BackendError: the backend cannot end a capture and go on with another one inside one pass.
+
+    The context raises :class:`~vgraph_lab.errors.CaptureError` at its end where the driver has refused the capture.
     """
 
     def __init__(
@@ -123,6 +123,7 @@ class BreakableCUDAGraphCapture:
         self._origins: Origins | None = None
         self._segment: Segment | None = None
         self._ended: list[Segment] = []
+        self._idle: list[CapturedGraph] = []  # segments that launch nothing, and may own what a break writes into
         self._conditions = ExitStack()
         self._is_reset = False
 
@@ -146,7 +147,7 @@ class BreakableCUDAGraphCapture:
             raise CaptureError("a breakable capture cannot begin inside another one; capture the inner pass before or after the outer one.")
         with ExitStack() as conditions:
             conditions.enter_context(self._pool.exclusive())
-            for condition in (segment_session(self._backend), capture_conditions(), _underway()):
+            for condition in (segment_session(self._backend), capture_conditions(), capture_underway()):
                 conditions.enter_context(condition)
             _thread.session = self
             conditions.callback(setattr, _thread, "session", None)
@@ -171,6 +172,9 @@ class BreakableCUDAGraphCapture:
                 for segment in self._ended:  # the error's traceback may keep what they made
                     segment.roll_back()
             self._ended.clear()
+        refusal = None if error is None else refusal_of(error)
+        if refusal is not None:
+            raise refusal from None
 
     def add_eager(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """End the segment, run ``function`` eagerly, keep it for replays, begin the next segment.
@@ -222,7 +226,7 @@ class BreakableCUDAGraphCapture:
         if graph.nodes():
             self.segments.append((f"segment {self.num_graphs}", graph))
         else:
-            graph.reset()
+            self._idle.append(graph)
 
     def replay(self) -> None:
         """Run segments and breaks in order, on the recorded memory and in the forward context of now.
@@ -239,10 +243,10 @@ class BreakableCUDAGraphCapture:
     def reset(self) -> None:
         """Release all segments and what the breaks hold. Safe to call twice."""
         self._is_reset = True
-        for _, step in self.segments:
-            if isinstance(step, CapturedGraph):
-                step.reset()
+        for graph in (*(step for _, step in self.segments if isinstance(step, CapturedGraph)), *self._idle):
+            graph.reset()
         self.segments.clear()
+        self._idle.clear()
 
     def nodes(self) -> Sequence[GraphNode]:
         """The nodes of all segments, with one ``host`` node per break that depends on all before it."""
@@ -302,38 +306,21 @@ class BreakableCUDAGraphWrapper(CUDAGraphWrapper):
     ) -> GraphEntry:
         graphs = self.graphs
         backend, pool, owned = graphs.backend, graphs.pool, owned_tensors(self._modules)
-        join = None if self._offloader is None else self._offloader.join_after_forward
+        join = None if self.offloader is None else self.offloader.join_after_forward
         capture = BreakableCUDAGraphCapture(backend, pool, static_inputs=tuple(buffers.values()), owned=owned, before_end=join)
-        segments_before, free_before, start = pool.segments(), backend.memory().free_bytes, perf_counter()
-        with _underway():
+        meter = CaptureMeter(backend, pool)
+        with meter.warm_up():
             for _ in range(self.cudagraph_options.num_warmups):
                 # Not audited: breaks may do what a graph may not, and the tape checks each segment.
                 backend.warm_up(run, static_inputs=(), owned=(), audit=False)
-            backend.synchronize()
-        warm = perf_counter()
         order = graphs.next_order()
-        gc.collect() if order == 0 else gc.collect(1)  # once, not per segment; after the first one, what came since is young
-        collected = perf_counter()
-        with _no_collection(), capture:
+        meter.collect_garbage(everything=order == 0)  # once, not per segment
+        with meter.capture(), capture:
             output = capture.output = run()
         try:
-            counts = count_nodes(capture.nodes())
             if not capture.num_graphs:
                 raise CaptureError(f"the breakable graph of {batch} is empty: outside of its breaks, the pass launched nothing.")
-            segments = pool.segments()
-            cost = CaptureCost(
-                order=order,
-                static_buffer_bytes=static_buffer_bytes,
-                output_bytes=nbytes(output),
-                pool_reserved_before_bytes=reserved_bytes(segments_before),
-                pool_reserved_after_bytes=reserved_bytes(segments),
-                device_delta_bytes=None if backend.device.type == "cpu" else free_before - backend.memory().free_bytes,
-                warmup_s=warm - start,
-                capture_s=perf_counter() - collected,
-                gc_s=collected - warm,
-                node_counts=counts,
-                segment_addresses=new_addresses(segments_before, segments),
-            )
+            cost = meter.cost(capture, output, order=order, static_buffer_bytes=static_buffer_bytes)
         except BaseException:
             capture.reset()
             raise

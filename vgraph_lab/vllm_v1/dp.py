@@ -27,7 +27,7 @@ from .modes import CUDAGraphMode
 from .parallel import ParallelConfig
 from .ubatch import check_ubatch_thresholds, is_last_ubatch_empty
 
-__all__ = ["DPAgreement", "DPProposal", "coordinate_batch_across_dp", "synchronize_dp_ranks"]
+__all__ = ["DPAgreement", "DPProposal", "coordinate_batch_across_dp", "name_lost_ranks", "synchronize_dp_ranks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +150,37 @@ def coordinate_batch_across_dp(
     return synchronize_dp_ranks(proposals, parallel_config.num_ubatches)
 
 
+def name_lost_ranks(
+    error: RankLostError, parallel_config: ParallelConfig, group: dist.ProcessGroup | None = None, timeout_s: float = 60.0
+) -> RankLostError:
+    """The error of a step whose exchange has failed, with the ranks that are lost. Every rank whose step fails so must call it.
+
+    Args:
+        error: of the exchange, which cannot know them.
+        parallel_config: ranks, and this rank.
+        group: the one in which they agree on steps; by default the whole world.
+        timeout_s: how long the others may take to find out that the step has failed.
+    """
+    group = dist.group.WORLD if group is None else group
+    if error.ranks or parallel_config.data_parallel_size == 1 or group is None:
+        return error
+    start = time.monotonic()
+    lost, how = _lost_ranks(group, start + timeout_s + _LINGER_S)
+    who = _named(lost, parallel_config.data_parallel_size)
+    found = RankLostError(
+        lost,
+        f"{who} was lost in step {_rounds.get(group, 0)} of the data-parallel group ({time.monotonic() - start:.1f} s to find out; "
+        f"{how}): {error}. Look at its log: no other rank can go on without it.",
+    )
+    for note in getattr(error, "__notes__", ()):
+        found.add_note(note)
+    return found
+
+
+def _named(lost: Sequence[int], size: int) -> str:
+    return f"{' and '.join(f'rank {number}' for number in lost) or 'no single rank'} of {size}"
+
+
 _rounds: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 _LINGER_S = 2.0
 _POLL_S = 0.01
@@ -176,26 +207,26 @@ def _exchange(proposal: DPProposal, config: ParallelConfig, group: dist.ProcessG
         assert work is not None  # async_op
         work.wait(timedelta(seconds=timeout_s))
     except RuntimeError as error:
-        lost, how = _lost_ranks(group, round_number, start + timeout_s + _LINGER_S)
-        named = " and ".join(f"rank {number}" for number in lost) or "no single rank"
+        lost, how = _lost_ranks(group, start + timeout_s + _LINGER_S)
         raise RankLostError(
             lost,
-            f"{named} of {size} did not take part in step {round_number} of the data-parallel group "
+            f"{_named(lost, size)} did not take part in step {round_number} of the data-parallel group "
             f"({time.monotonic() - start:.1f} s, timeout {timeout_s:g} s; {how}). Look at its log: no other rank can go on without it.",
         ) from error
     columns = table.T.tolist()
     return [DPProposal(real, padded, bool(split), CUDAGraphMode(mode)) for real, padded, split, mode in columns]
 
 
-def _lost_ranks(group: dist.ProcessGroup, round_number: int, deadline_s: float) -> tuple[list[int], str]:
+def _lost_ranks(group: dist.ProcessGroup, deadline_s: float) -> tuple[list[int], str]:
     """Which ranks are not there any more, and how that was found out.
 
     A failed collective does not say who is at fault: neighbours of a dead rank see a closed connection, others a timeout.
     So whoever fails signs in at the store, and the rank that does not is the lost one. Somebody must be; once only one
-    name is missing, there is nothing to wait for.
+    name is missing, there is nothing to wait for. Some may find out inside of a step and some in the agreement on the next one;
+    the group is of no use after either, so one list serves both.
     """
     # The store belongs to the default group; torch has no public way to it.
-    name = f"vgraph_lab/lost/{group.group_name}/{round_number}"
+    name = f"vgraph_lab/lost/{group.group_name}"
     store = dist.distributed_c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     try:

@@ -92,7 +92,7 @@ class ExecutionExplanation:
     def fallback_reason(self) -> FallbackReason | None:
         """Why the batch runs eager; None if a graph serves it. A rank whose own batch had one follows the others."""
         if self.execution.cudagraph_mode is not _NONE:
-            return None
+            return FallbackReason.STATE_NOT_COVERED if self._is_split_piecewise else None
         return self.dispatch.fallback_reason or FallbackReason.STATE_NOT_COVERED
 
     def __str__(self) -> str:
@@ -102,7 +102,15 @@ class ExecutionExplanation:
             tokens = ", ".join(map(str, self.agreement.num_tokens_across_dp or ()))
             split = "split" if self.agreement.should_ubatch else "whole"
             lines.append(f"all ranks: {self.agreement.cudagraph_mode}, {split}, tokens {tokens}")
-        return "\n".join([*lines, f"runs as {done.cudagraph_mode} {done.batch_descriptor}"])
+        runs = f"runs as {done.cudagraph_mode} {done.batch_descriptor}"
+        if self._is_split_piecewise:
+            runs = f"runs eager in micro-batches, padded to {done.batch_descriptor}: PIECEWISE graphs hold whole batches"
+        return "\n".join([*lines, runs])
+
+    @property
+    def _is_split_piecewise(self) -> bool:
+        """Micro-batches are captured FULL or not at all; see :class:`~vgraph_lab.vllm_v1.UBatchWrapper`."""
+        return self.execution.should_ubatch and self.execution.cudagraph_mode is CUDAGraphMode.PIECEWISE
 
 
 def is_uniform_decode(

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
+
+from vgraph_lab.errors import ConfigError
 
 from .descriptor import BatchDescriptor
 from .input_batch import InputBatch, InputBuffers, RequestTable
 from .modes import CUDAGraphMode
 from .moe import ExpertExchange
 from .paged_kv import AttentionMetadata, BlockPool, KVCache, split_attn_metadata
+from .parallel import ParallelConfig
 from .runner_config import RunnerConfig
 from .ubatch import UBatchSlices
 from .workload_model import WorkloadConfig
 from .workspace import WorkspaceManager
 
-__all__ = ["LoadedModel", "SupportsVllmV1"]
+__all__ = ["LoadedModel", "SupportsVllmV1", "check_model", "lacks_of_vllm_v1", "supports_vllm_v1"]
 
 
-@runtime_checkable
 class SupportsVllmV1(Protocol):
-    """What this runner needs of a model; :class:`~vgraph_lab.vllm_v1.WorkloadModel` has it."""
+    """What this runner needs of a model; :class:`~vgraph_lab.vllm_v1.WorkloadModel` has it.
+
+    :func:`supports_vllm_v1` tells whether an object has it. ``isinstance`` would not: from Python 3.12 on it looks past
+    ``__getattr__``, through which a module gives its submodules.
+    """
 
     supports_vllm_v1: bool
     config: WorkloadConfig
@@ -36,6 +42,45 @@ class SupportsVllmV1(Protocol):
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """[rows, hidden] → [rows, vocab]."""
+
+
+_MEMBERS = (*SupportsVllmV1.__annotations__, "bind_kv_cache", "compute_logits")
+
+
+def lacks_of_vllm_v1(model: object) -> list[str]:
+    """What of :class:`SupportsVllmV1` a model has not got."""
+    return [name for name in _MEMBERS if not hasattr(model, name)]
+
+
+def supports_vllm_v1(model: object) -> TypeGuard[SupportsVllmV1]:
+    """Whether a model has all of :class:`SupportsVllmV1`."""
+    return not lacks_of_vllm_v1(model)
+
+
+def check_model(model: nn.Module, config: RunnerConfig, parallel_config: ParallelConfig, device: torch.device) -> SupportsVllmV1:
+    """The model, if a runner with these settings can take it.
+
+    Raises:
+        ConfigError: it lacks what :class:`SupportsVllmV1` names, is elsewhere, or does not go with the settings.
+    """
+    if not supports_vllm_v1(model):
+        lacks = ", ".join(lacks_of_vllm_v1(model))
+        raise ConfigError(f"{type(model).__name__} cannot run here, it lacks: {lacks}. See SupportsVllmV1; WorkloadModel has all of it.")
+    place = next(iter(model.layers.parameters())).device
+    if place != device:
+        raise ConfigError(f"the model is on {place}, the runner on {device}. Make the model with device='{device}'.")
+    config.check(model.config.max_model_len)
+    ranks, exchange = parallel_config.data_parallel_size, model.exchange
+    if not model.config.num_experts:
+        return model
+    if exchange.world_size > 1 and exchange.world_size != ranks:
+        raise ConfigError(f"experts are divided among {exchange.world_size} ranks, data_parallel_size is {ranks}. Let them be the same.")
+    if config.mode.has_full_cudagraphs() and not exchange.is_capturable:
+        raise ConfigError(
+            f"cudagraph_mode: {config.mode} has FULL graphs, which cannot hold the exchange of experts over gloo: the host does "
+            "that work. Use PIECEWISE or NONE here, or NCCL on CUDA devices."
+        )
+    return model
 
 
 class LoadedModel:

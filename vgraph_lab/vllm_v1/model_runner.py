@@ -13,6 +13,7 @@ exactly one graph, and no shape is captured twice. Where batches are split, ``UB
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import Any
 
@@ -22,34 +23,35 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vgraph_lab.errors import ConfigError, InputError, LifecycleError
-from vgraph_lab.graphs import CaptureOutcome, CaptureProgress, CaptureReport, ManagerState
+from vgraph_lab.errors import ConfigError, InputError, LifecycleError, RankLostError
+from vgraph_lab.graphs import CaptureProgress, CaptureReport, ManagerState, MemoryProfile
 from vgraph_lab.graphs.backends import create_backend, execution_lock
 from vgraph_lab.graphs.backends.base import GraphBackend
-from vgraph_lab.graphs.structure import nbytes
 
 from .breakable import BreakableCUDAGraphWrapper
 from .descriptor import BatchDescriptor
+from .dp import name_lost_ranks
 from .execution import ExecutionExplanation, explain_batch_execution
 from .forward_context import get_forward_context, set_forward_context
 from .input_batch import InputBatch, ScheduledRequest
-from .loaded_model import LoadedModel, SupportsVllmV1
-from .model_wrappers import EAGER_TARGET, PIECEWISE_TARGET, UBATCH_TARGET, planned_graphs, wrap_model
+from .loaded_model import LoadedModel, check_model
+from .model_wrappers import EAGER_TARGET, PIECEWISE_TARGET, planned_graphs, wrap_model
 from .modes import CUDAGraphMode
-from .monitor import cudagraph_capturing
 from .offloader import PrefetchOffloader
 from .outputs import ModelRunnerOutput
 from .parallel import ParallelConfig
 from .parity import ParityReport, check_parity
 from .runner_config import RunnerConfig
+from .start_up import capture_all, capture_report, memory_profile, spread
 from .ubatch import UBatchSlices, maybe_create_ubatch_slices
+from .ubatch_trace import UBatchTrace
 from .ubatch_wrapper import UBatchWrapper
 from .ubatching import dbo_current_ubatch_id
 from .wrapper_graphs import WrapperGraphs
 
 __all__ = ["GPUModelRunner"]
 
-_NONE, _PIECEWISE, _FULL = CUDAGraphMode.NONE, CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL
+_NONE, _PIECEWISE = CUDAGraphMode.NONE, CUDAGraphMode.PIECEWISE
 
 
 class GPUModelRunner:
@@ -69,6 +71,9 @@ class GPUModelRunner:
         parallel_config: data-parallel ranks and micro-batches.
         dp_group: a gloo group of these ranks; by default the whole world.
         offloader: keeps weights on the host; not with micro-batches, where each layer runs several times per step.
+        ubatch_trace: takes the spans of steps that run eagerly in micro-batches.
+        sm_control: around micro-batches: a :class:`~vgraph_lab.vllm_v1.SMControlContextManager`.
+        timeout_s: how long to wait for other ranks where they agree on a step. An exchange of experts waits as long as its group does.
 
     Raises:
         ConfigError: settings contradict each other.
@@ -82,19 +87,26 @@ class GPUModelRunner:
         parallel_config: ParallelConfig | None = None,
         dp_group: dist.ProcessGroup | None = None,
         offloader: PrefetchOffloader | None = None,
+        ubatch_trace: UBatchTrace | None = None,
+        sm_control: AbstractContextManager[object] | None = None,
+        timeout_s: float = 60.0,
     ) -> None:
         self.config, self.parallel_config = config, parallel_config or ParallelConfig()
         if self.parallel_config.use_ubatching and offloader is not None:
             raise ConfigError(
                 "an offloader fetches a layer's weights once per step, micro-batches need them several times. Use one of both."
             )
+        self._ubatch_options: dict[str, Any] = {"trace": ubatch_trace, "sm_control": sm_control}
+        if not self.parallel_config.use_ubatching and (ubatch_trace is not None or sm_control is not None):
+            raise ConfigError("ubatch_trace and sm_control are for micro-batches. Set enable_dbo or ubatch_size, or leave them out.")
         self.backend = create_backend(device) if isinstance(device, str | torch.device) else device
         self.device = self.backend.device
         self.cudagraph_dispatcher = config.dispatcher()
         self.graphs = WrapperGraphs(self.backend, config)
-        self._dp_group, self._offloader = dp_group, offloader
+        self._dp_group, self._offloader, self._timeout_s = dp_group, offloader, timeout_s
         self._lock = execution_lock(self.device)
         self._loaded: LoadedModel | None = None
+        self._profile: MemoryProfile | None = None
 
     # ------------------------------------------------------------------------------------------------ lifecycle
 
@@ -108,19 +120,20 @@ class GPUModelRunner:
         with self._lock:
             if self._loaded is not None or self.graphs.state is not ManagerState.NEW:
                 raise LifecycleError("this runner has or had a model. Make another runner for another model.")
-            if not isinstance(model, SupportsVllmV1):
-                raise ConfigError(f"{type(model).__name__} cannot run here: it lacks what SupportsVllmV1 names. WorkloadModel has it.")
-            self._check_model(model)
+            supported = check_model(model, self.config, self.parallel_config, self.device)
             self._loaded = loaded = LoadedModel(model, self.config, self.device)
             try:
                 if self._offloader is not None:
-                    self._offloader.wrap_modules(list(model.layers))
+                    self._offloader.wrap_modules(list(supported.layers))
                 if self.parallel_config.use_ubatching:
-                    model.workspace.divide(self.parallel_config.num_ubatches, dbo_current_ubatch_id)
+                    supported.workspace.divide(self.parallel_config.num_ubatches, dbo_current_ubatch_id)
                 self.profile_run()
                 loaded.callable = self._wrap(loaded)
+                if self.parallel_config.use_ubatching:
+                    self.profile_run(in_ubatches=True)
             except BaseException:
-                model.bind_kv_cache(None)
+                supported.bind_kv_cache(None)
+                self.graphs.wrappers.clear()
                 self._loaded = None
                 raise
             self.graphs.plan = planned_graphs(self.cudagraph_dispatcher, self.parallel_config)
@@ -130,10 +143,17 @@ class GPUModelRunner:
         model: nn.Module = self._need().model
         return model
 
-    def profile_run(self) -> None:
-        """Run the largest batch once, eagerly and without attention: the workspace gets its final size."""
-        lens = _spread(self.config.max_num_batched_tokens, self.config.max_num_seqs)
-        self._dummy_run(lens, _NONE, BatchDescriptor(self.config.max_num_batched_tokens), is_profile=True)
+    def profile_run(self, *, in_ubatches: bool = False) -> None:
+        """Run the largest batch once, eagerly and without attention: the workspace gets its final size.
+
+        Args:
+            in_ubatches: run it in micro-batches, if it has enough tokens: each thread, stream and exchange does its first work before
+                the captures.
+        """
+        most = self.config.max_num_batched_tokens
+        lens = spread(most, self.config.max_num_seqs)
+        is_split = in_ubatches and most >= self.parallel_config.num_ubatches
+        self._dummy_run(lens, _NONE, BatchDescriptor(most), should_ubatch=is_split, is_profile=True)
 
     def capture_model(self, progress: Callable[[CaptureProgress], None] | None = None) -> CaptureReport:
         """Capture all graphs: PIECEWISE first, then FULL, the largest first, into one pool. Afterwards nothing is captured any more,
@@ -147,36 +167,43 @@ class GPUModelRunner:
             Exception: a capture failed. All graphs are released then; the call may be repeated.
         """
         with self._lock:
-            loaded, graphs = self._need(), self.graphs
-            if graphs.state is not ManagerState.NEW:
-                raise LifecycleError(f"capture_model() needs a runner that has not captured yet, this one is {graphs.state.value}.")
-            graphs.state, graphs.memory_before, start = ManagerState.CAPTURING, self.backend.memory(), perf_counter()
+            start = self._begin_captures("capture_model")
             try:
-                with cudagraph_capturing():
-                    for done, (target_id, batch) in enumerate(graphs.plan):
-                        if progress is not None:
-                            progress(CaptureProgress(done, len(graphs.plan), target_id, batch))
-                        mode = _PIECEWISE if target_id == PIECEWISE_TARGET else _FULL
-                        reqs = batch.num_reqs or min(batch.num_tokens, self.config.max_num_seqs)
-                        lens = [self.config.uniform_decode_query_len] * reqs if batch.uniform else _spread(batch.num_tokens, reqs)
-                        self._dummy_run(lens, mode, batch, should_ubatch=target_id == UBATCH_TARGET)
-                if progress is not None:
-                    progress(CaptureProgress(len(graphs.plan), len(graphs.plan), None, None))
+                capture_all(self.graphs, self.config, self._dummy_run, progress)
             except BaseException:
-                graphs.clear()
-                graphs.state = ManagerState.NEW
-                self._restart_offloader()
+                self._release_captures()
                 raise
-            loaded.model.workspace.lock()
-            graphs.state = ManagerState.READY
-            graphs.report = self._report(perf_counter() - start)
-            return graphs.report
+            self._need().model.workspace.lock()
+            self.graphs.state = ManagerState.READY
+            name, seconds = type(self.get_model()).__name__, perf_counter() - start
+            self.graphs.report = report = capture_report(self.graphs, self.config, name, seconds, self._profile)
+            return report
+
+    def profile_memory(self, progress: Callable[[CaptureProgress], None] | None = None) -> MemoryProfile:
+        """What :meth:`capture_model` will take, found out by capturing all of it, micro-batches included, and releasing it again. The
+        capture's report then sets it beside what was measured. All data-parallel ranks do so at the same time.
+
+        Args:
+            progress: called before each graph and once at the end.
+
+        Raises:
+            LifecycleError: there is no model, or it was captured before.
+            Exception: a capture failed.
+        """
+        with self._lock:
+            start = self._begin_captures("profile_memory")
+            try:
+                capture_all(self.graphs, self.config, self._dummy_run, progress)
+                self._profile = profile = memory_profile(self.graphs, perf_counter() - start)
+            finally:
+                self._release_captures()
+            return profile
 
     def shutdown(self) -> None:
         """Release graphs, requests, cache and model. Safe to call twice; statistics can still be read."""
         with self._lock:
             loaded, self._loaded = self._loaded, None
-            self.graphs.clear()
+            self.graphs.close()
             self.graphs.state = ManagerState.CLEARED
             if loaded is not None:
                 if isinstance(loaded.callable, UBatchWrapper):
@@ -199,6 +226,7 @@ class GPUModelRunner:
         Raises:
             InputError: the batch is not acceptable; nothing has changed but for the ends of ``finished_req_ids``.
             LifecycleError: the runner is not ready; or a graph would have to be captured now.
+            RankLostError: a rank did not take part, or was lost on the way; names it. The groups are of no use after that.
             Exception: the step failed. Its requests are as they were before it.
         """
         with self._lock, self.graphs.pool.exclusive():
@@ -274,8 +302,8 @@ class GPUModelRunner:
 
     def _wrap(self, loaded: LoadedModel) -> Callable[..., Any]:
         modules = (loaded.kv_cache, *(() if self._offloader is None else (self._offloader.host,)))
-        memory = loaded.model.workspace.tensors()
-        return wrap_model(loaded.model, self.graphs, self.config, self.parallel_config, modules, memory, self._offloader)
+        wrapping = (self.graphs, self.config, self.parallel_config, modules, loaded.model.workspace.tensors(), self._offloader)
+        return wrap_model(loaded.model, *wrapping, ubatch_options=self._ubatch_options)
 
     def _prepare(self, loaded: LoadedModel, scheduled: Sequence[ScheduledRequest]) -> InputBatch:
         limits = {"max_num_seqs": self.config.max_num_seqs, "max_num_batched_tokens": self.config.max_num_batched_tokens}
@@ -299,7 +327,9 @@ class GPUModelRunner:
 
     def _explain(self, tokens: NDArray[np.int64]) -> ExecutionExplanation:
         counts = (int(tokens.sum()), len(tokens), tokens, int(tokens.max(initial=0)))
-        return explain_batch_execution(self.cudagraph_dispatcher, self.parallel_config, *counts, dp_group=self._dp_group)
+        return explain_batch_execution(
+            self.cudagraph_dispatcher, self.parallel_config, *counts, dp_group=self._dp_group, timeout_s=self._timeout_s
+        )
 
     def _slices(self, should_ubatch: bool, batch: InputBatch, padded: BatchDescriptor) -> UBatchSlices | None:
         reqs, parts = padded.num_reqs or batch.num_reqs, self.parallel_config.num_ubatches
@@ -319,7 +349,10 @@ class GPUModelRunner:
         loaded.buffers.fill(batch, padded.num_tokens, padded.num_reqs or batch.num_reqs)
         metadata = None if is_profile else loaded.metadata(batch, mode, padded, fields.get("ubatch_slices"))
         with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=padded, **fields), torch.no_grad():
-            return model(*loaded.buffers.model_inputs(padded.num_tokens))
+            try:
+                return model(*loaded.buffers.model_inputs(padded.num_tokens))
+            except RankLostError as error:  # the exchange has failed, and cannot tell because of whom
+                raise name_lost_ranks(error, self.parallel_config, self._dp_group, self._timeout_s) from error
 
     def _dummy_run(
         self,
@@ -343,36 +376,17 @@ class GPUModelRunner:
         if self._offloader is not None:
             self._offloader.restart()
 
-    def _report(self, seconds: float) -> CaptureReport:
-        entries, mode = self.graphs.entries(), self.config.mode
-        why = {} if mode else {type(self.get_model()).__name__: "graphs are off (cudagraph_mode NONE, or enforce_eager)"}
-        return CaptureReport(
-            device=str(self.device),
-            outcomes=[CaptureOutcome(entry.target_id, entry.descriptor, entry.cost) for entry in entries],
-            eager_targets=why,
-            seconds=seconds,
-            static_buffer_bytes=nbytes([dict(entry.buffers) for entry in entries]),
-            pool_reserved_bytes=self.graphs.pool.reserved_bytes,
-            free_bytes=self.backend.memory().free_bytes,
-        )
+    def _begin_captures(self, step: str) -> float:
+        self._need()
+        if self.graphs.state is not ManagerState.NEW:
+            raise LifecycleError(f"{step}() needs a runner that has not captured yet, this one is {self.graphs.state.value}.")
+        self.graphs.state, self.graphs.memory_before = ManagerState.CAPTURING, self.backend.memory()
+        return perf_counter()
 
-    def _check_model(self, model: SupportsVllmV1) -> None:
-        device = next(iter(model.layers.parameters())).device
-        if device != self.device:
-            raise ConfigError(f"the model is on {device}, the runner on {self.device}. Make the model with device='{self.device}'.")
-        self.config.check(model.config.max_model_len)
-        ranks, exchange = self.parallel_config.data_parallel_size, model.exchange
-        if not model.config.num_experts:
-            return
-        if exchange.world_size > 1 and exchange.world_size != ranks:
-            raise ConfigError(
-                f"experts are divided among {exchange.world_size} ranks, data_parallel_size is {ranks}. Let them be the same."
-            )
-        if self.config.mode.has_full_cudagraphs() and not exchange.is_capturable:
-            raise ConfigError(
-                f"cudagraph_mode: {self.config.mode} has FULL graphs, which cannot hold the exchange of experts over gloo: the host does "
-                "that work. Use PIECEWISE or NONE here, or NCCL on CUDA devices."
-            )
+    def _release_captures(self) -> None:
+        self.graphs.clear()
+        self.graphs.state = ManagerState.NEW
+        self._restart_offloader()
 
     def _need(self) -> LoadedModel:
         if self._loaded is None:
@@ -384,9 +398,3 @@ class GPUModelRunner:
         if not self.graphs.is_ready:
             raise LifecycleError(f"the runner is {self.graphs.state.value}. Call capture_model() once before the first step.")
         return loaded
-
-
-def _spread(tokens: int, reqs: int) -> list[int]:
-    """Tokens over at most so many requests, as evenly as can be."""
-    each, rest = divmod(tokens, reqs)
-    return [each + (number < rest) for number in range(reqs) if each + (number < rest)]

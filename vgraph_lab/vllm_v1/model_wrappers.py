@@ -41,6 +41,7 @@ def wrap_model(
     modules: Sequence[nn.Module],
     static_tensors: Mapping[str, Tensor],
     offloader: Offloader | None,
+    ubatch_options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """The wrappers that the mode needs, nested as in vLLM: FULL, or micro-batches, outside of PIECEWISE.
 
@@ -52,6 +53,7 @@ def wrap_model(
         modules: others whose tensors the model reads in place: its KV cache.
         static_tensors: further tensors that it uses: its workspace.
         offloader: of its weights; not with micro-batches.
+        ubatch_options: further arguments of ``UBatchWrapper``.
     """
     mode = config.mode
     shared: dict[str, Any] = {
@@ -66,7 +68,7 @@ def wrap_model(
         )
     if parallel_config.use_ubatching:
         outer = CUDAGraphMode.FULL if mode.has_full_cudagraphs() else CUDAGraphMode.NONE
-        return UBatchWrapper(wrapped, parallel_config, outer, graphs, target_id=FULL_TARGET, **shared)
+        return UBatchWrapper(wrapped, parallel_config, outer, graphs, target_id=FULL_TARGET, **shared, **(ubatch_options or {}))
     if mode.has_full_cudagraphs():
         wrapped = CUDAGraphWrapper(wrapped, CUDAGraphMode.FULL, graphs, target_id=FULL_TARGET, offloader=offloader, **shared)
     return wrapped
@@ -75,7 +77,9 @@ def wrap_model(
 def planned_graphs(dispatcher: CudagraphDispatcher, parallel_config: ParallelConfig) -> list[tuple[str, BatchDescriptor]]:
     """What start-up captures, in order: PIECEWISE, then FULL, the largest first; each shape once.
 
-    A decode batch that is large enough to be split is captured so, and otherwise whole, as in vLLM.
+    A shape that is large enough to be split is captured so, and otherwise whole. vLLM captures only decode shapes in micro-batches; here a
+    mixed one is, too (mode FULL), since the graph finds out on the device where its requests are cut. One shape has one graph: in mode
+    FULL, which does not tell decode from other batches, the threshold is that of the others.
     """
     return [(_target(mode, batch, parallel_config), batch) for mode, batches in dispatcher.get_capture_descs() for batch in batches]
 
@@ -83,5 +87,5 @@ def planned_graphs(dispatcher: CudagraphDispatcher, parallel_config: ParallelCon
 def _target(mode: CUDAGraphMode, batch: BatchDescriptor, config: ParallelConfig) -> str:
     if mode is CUDAGraphMode.PIECEWISE:
         return PIECEWISE_TARGET
-    is_split = batch.uniform and check_ubatch_thresholds(config, batch.num_tokens, uniform_decode=True)
+    is_split = check_ubatch_thresholds(config, batch.num_tokens, uniform_decode=batch.uniform)
     return UBATCH_TARGET if is_split and batch.num_tokens >= config.num_ubatches else FULL_TARGET

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vgraph_lab.errors import CaptureError, ConfigError, InputError
+from vgraph_lab.errors import CaptureError, ConfigError, InputError, RankLostError, VGraphLabError
 from vgraph_lab.graphs.backends import is_capturing
 
 from .breakable import BreakableCUDAGraphCapture, eager_break_during_capture
@@ -129,6 +129,7 @@ def moe_all_to_all(received: Tensor, sent: Tensor, received_rows: list[int], sen
 
     Raises:
         CaptureError: a graph would have to hold it, and the process group's work is not the device's.
+        RankLostError: the process group has failed. It cannot say because of whom: ``ranks`` is empty.
     """
     session = BreakableCUDAGraphCapture.current()
     if not exchange.is_capturable and is_capturing() and (session is None or session.is_capturing):
@@ -136,7 +137,13 @@ def moe_all_to_all(received: Tensor, sent: Tensor, received_rows: list[int], sen
             f"a FULL graph cannot hold the exchange of experts over {dist.get_backend(exchange.group)}: the host does that work. "
             "Use cudagraph_mode PIECEWISE or NONE here, or NCCL on CUDA devices."
         )
-    dist.all_to_all_single(received, sent, received_rows, sent_rows, group=exchange.group)
+    try:
+        dist.all_to_all_single(received, sent, received_rows, sent_rows, group=exchange.group)
+    except (VGraphLabError, torch.AcceleratorError, torch.OutOfMemoryError):
+        raise
+    except RuntimeError as error:  # gloo and NCCL have no class of their own for a peer that is gone
+        told = f"the exchange of experts over {dist.get_backend(exchange.group)} failed: {str(error).splitlines()[0]}"
+        raise RankLostError((), told) from error
 
 
 class MoELayer(nn.Module):

@@ -103,11 +103,11 @@ def split_attn_metadata(ubatch_slices: Sequence[UBatchSlice], metadata: Attentio
             (after - before, total - rest)
             for before, after, rest, (_, total) in zip(cuts[:-1], cuts[1:], later, metadata.lens[first:last], strict=True)
         )
-        device = metadata.seq_lens.device
+        on_device = metadata.query_start_loc[first : last + 1]  # the same as `cuts` and `lens`, made there: nothing waits for a copy
         parts.append(
             AttentionMetadata(
-                torch.tensor(cuts, device=device),
-                torch.tensor([total for _, total in lens], device=device),
+                (on_device - start).clamp(0, stop - start),
+                metadata.seq_lens[first:last] - (on_device[1:] - stop).clamp(min=0),
                 metadata.block_table[first:last],
                 metadata.slot_mapping[start:stop],
                 stop - start,

@@ -6,12 +6,10 @@ in. Then the graph is right for the batch of its capture and wrong for others. S
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import isfinite
-from types import FrameType
 from typing import Any
 
 import torch
@@ -21,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from vgraph_lab.errors import InputError, LifecycleError, ReplayError
 from vgraph_lab.graphs.backends.audit import CheckedMode, Origins
 from vgraph_lab.graphs.backends.base import CapturedGraph
-from vgraph_lab.graphs.backends.call import Call, _is_library, _line, storage_id, tensors_in
+from vgraph_lab.graphs.backends.call import Call, storage_id, tensors_in, user_line
 from vgraph_lab.graphs.backends.cpu import CpuGraph
 from vgraph_lab.graphs.backends.rules import capture_conditions
 from vgraph_lab.graphs.capture import owned_tensors
@@ -132,8 +130,8 @@ def check_parity(wrapper: BreakableCUDAGraphWrapper, *args: Any, atol: float = 1
         with torch.random.fork_rng(devices=drawing):
             eager = _Eager.of(lambda: wrapper.runnable(*args, **kwargs), Origins(entry.buffers.values(), owned_tensors(wrapper.modules)))
         restore()
-        if wrapper._offloader is not None:
-            wrapper._offloader.sync_prev_onload()  # as before each replay
+        if wrapper.offloader is not None:
+            wrapper.offloader.sync_prev_onload()  # as before each replay
         with torch.random.fork_rng(devices=drawing):
             steps = list(_compare(entry.graph, entry.output, eager, _Tolerance(atol, rtol)))
     return ParityReport(f"{wrapper.target_id} {batch}", tuple(steps))
@@ -214,16 +212,8 @@ class _Eager(CheckedMode):
         is_allocation = call.name.removeprefix("aten::").removeprefix("new_").startswith("empty")
         if Tag.inplace_view not in call.op.tags and not is_allocation and (fresh or call.written or only_checks):
             with _disable_current_modes():
-                self.stretches[-1].append(_Operation(str(call.op), _copies([*call.written, *fresh]), _line_of_the_pass()))
+                self.stretches[-1].append(_Operation(str(call.op), _copies([*call.written, *fresh]), user_line(beyond=__file__)))
         return result
-
-
-def _line_of_the_pass() -> str:
-    """Where the eager pass is: the nearest frame that is neither a library's nor this module's."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (frame.f_code.co_filename == __file__ or _is_library(frame.f_code.co_filename)):
-        frame = frame.f_back
-    return "" if frame is None else _line(frame.f_code, frame.f_lineno)
 
 
 def _copies(value: Any) -> list[Tensor]:
@@ -266,7 +256,7 @@ def _run_segment(name: str, graph: CapturedGraph, eager: list[_Operation], toler
         graph.replay()
         return StepParity(name, 0.0, is_equal=True)
     largest = 0.0
-    for number, record in enumerate(graph._records):
+    for number, record in enumerate(graph.records):
         other = eager[number] if number < len(eager) else None
         if other is None or other.name != record.name:
             instead = "nothing more" if other is None else other.name
@@ -280,7 +270,7 @@ def _run_segment(name: str, graph: CapturedGraph, eager: list[_Operation], toler
         largest = max(largest, difference)
         if not is_equal:
             return StepParity(name, difference, False, record.name, other.where)
-    if len(eager) > len(graph._records):
-        more = eager[len(graph._records)]
+    if len(eager) > len(graph.records):
+        more = eager[len(graph.records)]
         return StepParity(name, float("inf"), False, more.name, more.where, "the eager pass runs it, the graph does not")
     return StepParity(name, largest, is_equal=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -19,13 +20,13 @@ from vgraph_lab.graphs.backends.cpu.session import capture_session
 from vgraph_lab.graphs.backends.cpu.side_effects import SideEffects
 from vgraph_lab.graphs.backends.cpu.tape import Tape
 from vgraph_lab.graphs.backends.cuda import CudaGraphBackend
-from vgraph_lab.graphs.backends.cuda.backend import _CUDA_ERRORS, _clear_workspaces, _end
+from vgraph_lab.graphs.backends.cuda.backend import CUDA_ERRORS, clear_workspaces, driver_refusal, end_capture
 from vgraph_lab.graphs.backends.cuda.graph import CudaCapturedGraph
 from vgraph_lab.graphs.backends.cuda.pool import CudaPool
 from vgraph_lab.graphs.backends.host_guard import host_access_refused
 from vgraph_lab.graphs.backends.rules import no_refusal_swallowed
 
-__all__ = ["CpuSegment", "CudaSegment", "Segment", "pool_memory", "segment_maker", "segment_session"]
+__all__ = ["CpuSegment", "CudaSegment", "Segment", "pool_memory", "refusal_of", "segment_maker", "segment_session"]
 
 
 class Segment(Protocol):
@@ -55,8 +56,7 @@ class CpuSegment:
         self._pool, self._origins = pool, origins
         self._lease: Lease = pool.lease()
         self._effects = SideEffects(origins.seats)
-        self._tape = Tape(self._lease, origins, self._effects)
-        self._tape._places = places
+        self._tape = Tape(self._lease, origins, self._effects, places)
         self._tape.__enter__()  # type: ignore[no-untyped-call]  # torch's
 
     def end(self, output: Any) -> CpuGraph:
@@ -87,7 +87,7 @@ class CudaSegment:
     def __init__(self, backend: CudaGraphBackend, pool: CudaPool) -> None:
         self._backend, self._pool, self._handle = backend, pool, pool.acquire()
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
-        _clear_workspaces()  # of the break before it: the graph must not refer to memory outside of its pool
+        clear_workspaces()  # of the break before it: the graph must not refer to memory outside of its pool
         try:
             self._graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")
         except BaseException:
@@ -97,11 +97,11 @@ class CudaSegment:
     def end(self, output: Any) -> CudaCapturedGraph:
         """See :class:`Segment`."""
         try:
-            _end(self._graph)
+            end_capture(self._graph)
         except BaseException:
             self.abort()
             raise
-        _clear_workspaces()  # else the break after it would run in the pool
+        clear_workspaces()  # else the break after it would run in the pool
         captured = CudaCapturedGraph(self._graph, self._pool, self._handle)
         try:
             self._graph.instantiate()
@@ -115,7 +115,7 @@ class CudaSegment:
 
     def abort(self) -> None:
         """See :class:`Segment`."""
-        self._backend._unwind(self._graph, self._pool, self._handle)
+        self._backend.unwind(self._graph, self._pool, self._handle)
 
 
 def segment_maker(backend: GraphBackend, pool: GraphPool) -> Callable[[Origins], Segment]:
@@ -142,18 +142,30 @@ def segment_session(backend: GraphBackend) -> Iterator[None]:
         with capture_session(), no_refusal_swallowed(), host_access_refused():
             yield
         return
-    refusal = ""
+    refusal: CaptureError | None = None
     with torch.cuda.device(backend.device):
         torch.cuda.synchronize()
         caller = torch.cuda.current_stream()
-        with torch.cuda.stream(backend._stream):
+        with torch.cuda.stream(backend.stream):
             try:
                 yield
-            except _CUDA_ERRORS as error:
-                refusal = str(error).splitlines()[0]
-        caller.wait_stream(backend._stream)
-    if refusal:  # raised outside of the handler: a chained traceback would keep the failed capture's tensors alive
-        raise CaptureError(f"CUDA refused the capture: {refusal}")
+            except CUDA_ERRORS as error:
+                refusal = refusal_of(error)
+        caller.wait_stream(backend.stream)
+    if refusal is not None:
+        raise refusal from None
+
+
+def refusal_of(error: BaseException) -> CaptureError | None:
+    """What is raised instead of an error of the driver, which loses its frames: they keep the failed pass's tensors alive.
+
+    None for other errors, which are raised as they are.
+    """
+    if not isinstance(error, CUDA_ERRORS):
+        return None
+    refusal = CaptureError(driver_refusal(error))
+    traceback.clear_frames(error.__traceback__)
+    return refusal
 
 
 def pool_memory(pool: GraphPool, origins: Origins) -> Callable[[Tensor], bool]:

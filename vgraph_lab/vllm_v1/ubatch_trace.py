@@ -53,10 +53,13 @@ class UBatchTrace:
 
     Args:
         device: of the streams.
+
+    Attributes:
+        is_on: set it to False, and steps leave nothing here and take no time for it.
     """
 
     def __init__(self, device: str | torch.device = "cpu") -> None:
-        self.device = torch.device(device)
+        self.device, self.is_on = torch.device(device), True
         self.clear()
 
     def clear(self) -> None:

@@ -100,7 +100,8 @@ class UBatchWrapper:
         self.sm_control = nullcontext() if sm_control is None else sm_control
         self.timeout_s = timeout_s
         device = graphs.backend.device
-        self.comm_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # Of high priority: else an exchange waits behind the matrix product that it is to run beside, which has all SMs.
+        self.comm_stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         self._threads = UBatchThreads(parallel_config.num_ubatches, device)
         self._recorder = graphs.sink.recorder(f"{target_id}.ubatch")
         shared: dict[str, Any] = {
@@ -180,7 +181,9 @@ class UBatchWrapper:
         slices = context.ubatch_slices
         assert slices is not None  # that is how a call gets here
         inputs, forward_contexts = sliced_inputs(slices, args, kwargs), sliced_forward_contexts(context)
-        trace = None if is_capture_underway() or self.graphs.backend.is_capturing() else self.trace
+        trace = self.trace
+        if trace is not None and (not trace.is_on or is_capture_underway() or self.graphs.backend.is_capturing()):
+            trace = None
         if trace is not None:
             trace.start()
         contexts = make_ubatch_contexts(

@@ -17,6 +17,7 @@ from vgraph_lab.errors import ConfigError, LifecycleError
 
 from .moe import ExpertExchange, MoELayer
 from .paged_kv import unified_attention_with_output
+from .ubatching import dbo_span
 from .workspace import WorkspaceManager
 
 __all__ = ["WorkloadConfig", "WorkloadModel"]
@@ -112,6 +113,7 @@ class DecoderLayer(nn.Module):
         self.attention_norm, self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=1e-6), nn.RMSNorm(config.hidden_size, eps=1e-6)
         self.attention = _Attention(config)
         self.mlp: nn.Module = _MLP(config)
+        self.has_experts = config.num_experts > 0
         if config.num_experts:
             self.mlp = MoELayer(
                 config.hidden_size,
@@ -125,8 +127,10 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[num_tokens, hidden] and the rotary tables of its positions → [num_tokens, hidden]."""
-        x = x + self.attention(self.attention_norm(x), cos, sin)
-        added: Tensor = x + self.mlp(self.mlp_norm(x))
+        with dbo_span("attention"):
+            x = x + self.attention(self.attention_norm(x), cos, sin)
+        with dbo_span("experts" if self.has_experts else "MLP"):
+            added: Tensor = x + self.mlp(self.mlp_norm(x))
         return added
 
 

@@ -101,7 +101,7 @@ class CUDAGraphWrapper:
         owner = inner if isinstance(inner, nn.Module) else getattr(inner, "__self__", None)
         self._modules = (*((owner,) if isinstance(owner, nn.Module) else ()), *modules)
         self._static_tensors = {} if static_tensors is None else static_tensors
-        self._offloader = offloader
+        self.offloader = offloader
         self._arguments = Arguments(inner)
         self._constants: dict[BatchDescriptor, dict[str, Any]] = {}
         self._recorder = graphs.sink.recorder(target_id)
@@ -171,12 +171,12 @@ class CUDAGraphWrapper:
 
         def run() -> Any:
             output = self.runnable(*args, **kwargs)
-            if self._offloader is not None:
-                self._offloader.join_after_forward()
+            if self.offloader is not None:
+                self.offloader.join_after_forward()
             return output
 
-        if self._offloader is not None:
-            self._offloader.sync_prev_onload()
+        if self.offloader is not None:
+            self.offloader.sync_prev_onload()
         entry = self._capture_entry(batch, run, buffers, static_buffer_bytes)
         self.concrete_cudagraph_entries[batch], self._constants[batch] = entry, constants
         return entry
@@ -207,8 +207,8 @@ class CUDAGraphWrapper:
             self._check_arguments(entry, batch, context, args, kwargs)
         key = context.runtime_key or batch
         try:
-            if self._offloader is not None:
-                self._offloader.sync_prev_onload()
+            if self.offloader is not None:
+                self.offloader.sync_prev_onload()
             entry.graph.replay()
             output = self._result(entry)
         except BaseException as error:

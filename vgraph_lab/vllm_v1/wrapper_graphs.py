@@ -87,6 +87,13 @@ class WrapperGraphs:
             self.backend.release_cached_memory()
             self._captures = 0
 
+    def close(self) -> None:
+        """Release every graph, and let go of the wrappers: they hold the model and its caches. Statistics stay. Safe to call twice."""
+        with self.pool.exclusive():
+            self.clear()
+            self.wrappers.clear()
+            self.plan = ()
+
     # ------------------------------------------------------------------------------------------- read like a Manager
 
     @property

@@ -103,12 +103,13 @@ _GRAPHS = str(Path(__file__).resolve().parent.parent) + os.sep
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 
 
-def user_line(function: Callable[..., Any] | None = None, *, frame: FrameType | None = None) -> str:
+def user_line(function: Callable[..., Any] | None = None, *, frame: FrameType | None = None, beyond: str = "") -> str:
     """Where the user's code is: the line that is running, or the first line of ``function`` where that is the user's.
 
     Args:
         function: see above.
         frame: of another thread; by default the caller's.
+        beyond: a file whose lines do not count as the user's either: the caller's own.
 
     Returns:
         ``file:line in function: source`` of the nearest frame that is neither torch's, nor the standard library's, nor
@@ -119,7 +120,7 @@ def user_line(function: Callable[..., Any] | None = None, *, frame: FrameType | 
         return _line(code, code.co_firstlineno)
     frame = frame or sys._getframe(1)
     while frame is not None:
-        if not _is_library(frame.f_code.co_filename):
+        if frame.f_code.co_filename != beyond and not _is_library(frame.f_code.co_filename):
             return _line(frame.f_code, frame.f_lineno)
         frame = frame.f_back
     return "a line outside of Python"

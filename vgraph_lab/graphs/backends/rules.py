@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from vgraph_lab.errors import CaptureRefusedError
 
 from .call import Call, user_line
 
-__all__ = ["capture_conditions", "check_call", "check_results", "no_refusal_swallowed", "refuse"]
+__all__ = ["capture_conditions", "check_call", "check_results", "garbage_collection_paused", "no_refusal_swallowed", "refuse"]
 
 _thread = threading.local()
 
@@ -58,6 +59,18 @@ def capture_conditions() -> Iterator[None]:
     finally:
         torch.set_autocast_cache_enabled(cached)
         torch.clear_autocast_cache()
+
+
+@contextmanager
+def garbage_collection_paused() -> Iterator[None]:
+    """Keep the garbage collector from running on its own: what it frees inside a capture would change the pool's layout."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 _KEEP_ON_DEVICE = "keep the decision on the device (torch.where, masks), or compute it before the capture and pass it as a Python number"

@@ -24,6 +24,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from vgraph_lab.graphs.table import MIB
+
 from .records import REASONS, CallShape, CaptureRecord, MalformedError, Report, Sink
 
 __all__ = ["CODE2WAV", "PREFILL", "SglangOmniFormat", "read_telemetry"]
@@ -197,7 +199,7 @@ def _captures(part: Mapping[str, Any], process: str) -> Iterator[CaptureRecord]:
             raise MalformedError("graph_contract.keys has an entry that is no object")
         rows, frames = _count("batch_size", key.get("batch_size")), _count("frames", key.get("frames"))
         size = footprint.get(f"b{rows}t{frames}")
-        mib = size / 2**20 if isinstance(size, int | float) else None
+        mib = size / MIB if isinstance(size, int | float) else None
         yield CaptureRecord(process, CODE2WAV, CODE2WAV_TARGET, "graph", rows, frames, mib=mib)
 
 

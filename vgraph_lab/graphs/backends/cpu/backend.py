@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor
 from vgraph_lab.errors import CaptureError
 from vgraph_lab.graphs.backends.audit import CaptureAudit, Origins, run_checked
 from vgraph_lab.graphs.backends.base import BackendName, DeviceMemory, GraphPool
-from vgraph_lab.graphs.backends.rules import capture_conditions
+from vgraph_lab.graphs.backends.rules import capture_conditions, garbage_collection_paused
 
 from .arena import ArenaPool
 from .graph import CpuGraph
@@ -93,7 +91,7 @@ def _capture(function: Callable[[], Any], pool: ArenaPool, origins: Origins) -> 
     tape = Tape(lease, origins, effects)
     try:
         try:
-            with _garbage_collection_paused(), capture_conditions():
+            with garbage_collection_paused(), capture_conditions():
                 output = run_checked(function, tape)
         finally:
             effects.undo()
@@ -106,14 +104,3 @@ def _capture(function: Callable[[], Any], pool: ArenaPool, origins: Origins) -> 
         raise
     lease.close()
     return CpuGraph(tape.records, pool, lease), output
-
-
-@contextmanager
-def _garbage_collection_paused() -> Iterator[None]:
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -26,12 +26,17 @@ class CpuGraph:
     """
 
     def __init__(self, records: Sequence[Record], pool: ArenaPool, lease: Lease) -> None:
-        self._records = tuple(records)
+        self._records: Sequence[Record] = tuple(records)
         self._steps = [record.run for record in records]
         self._pool, self._lease = pool, lease
         self._process = os.getpid()
         self._nodes: tuple[GraphNode, ...] | None = None
         self._valid = True
+
+    @property
+    def records(self) -> Sequence[Record]:
+        """The recorded operations, in order. Empty after :meth:`reset`."""
+        return self._records
 
     def replay(self) -> None:
         """Run the recorded work on the recorded memory, whatever modes the caller has active.

@@ -11,20 +11,19 @@ import torch
 from torch import UntypedStorage
 
 from vgraph_lab.errors import CaptureError
+from vgraph_lab.graphs.table import MIB
 
 if TYPE_CHECKING:
     from .arena import Lease
 
 __all__ = ["MIN_BLOCK_BYTES", "SMALL_LIMIT_BYTES", "Block", "BlockRef", "Segment", "segment_size"]
 
-_KIB, _MIB = 1 << 10, 1 << 20
-
 MIN_BLOCK_BYTES = 512  # every block is a multiple of this
-SMALL_LIMIT_BYTES = 1 * _MIB  # up to here an allocation comes from small segments
-_SMALL_SEGMENT_BYTES = 2 * _MIB
-_LARGE_SEGMENT_BYTES = 20 * _MIB  # of large allocations below `_OWN_SEGMENT_BYTES`
-_OWN_SEGMENT_BYTES = 10 * _MIB  # from here an allocation gets a segment of its own, rounded up
-_SEGMENT_ROUNDING_BYTES = 2 * _MIB
+SMALL_LIMIT_BYTES = 1 * MIB  # up to here an allocation comes from small segments
+_SMALL_SEGMENT_BYTES = 2 * MIB
+_LARGE_SEGMENT_BYTES = 20 * MIB  # of large allocations below `_OWN_SEGMENT_BYTES`
+_OWN_SEGMENT_BYTES = 10 * MIB  # from here an allocation gets a segment of its own, rounded up
+_SEGMENT_ROUNDING_BYTES = 2 * MIB
 
 
 def segment_size(nbytes: int) -> int:
@@ -128,4 +127,4 @@ def _map(size: int) -> mmap.mmap:
             return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return mmap.mmap(-1, size)  # Windows, where an anonymous mapping is private anyway
     except OSError as error:
-        raise CaptureError(f"out of memory: the machine gives no segment of {size / _MIB:.0f} MiB ({error})") from error
+        raise CaptureError(f"out of memory: the machine gives no segment of {size / MIB:.0f} MiB ({error})") from error

@@ -43,17 +43,19 @@ class Tape(CheckedMode):
         lease: where results go.
         origins: the tensors that the function may use.
         effects: keeps what the capture changes outside of the lease.
+        places: where the aliases of arena tensors go, by storage id. Tapes of one pass share it, so that a later one does not
+            keep the memory of what an earlier one has made.
     """
 
-    def __init__(self, lease: Lease, origins: Origins, effects: SideEffects) -> None:
+    def __init__(self, lease: Lease, origins: Origins, effects: SideEffects, places: dict[int, UntypedStorage] | None = None) -> None:
         super().__init__(origins)
         self.records: list[Record] = []
         self._lease = lease
         self._effects = effects
         self._watch = VersionWatch((*origins.static_inputs, *origins.owned))
-        # Where the aliases of an arena tensor go, by its storage's id, which `origins` keeps unique. Each block has a
-        # storage of its own: kernels take tensors of one storage for overlapping, and a resize must not leave the block.
-        self._places: dict[int, UntypedStorage] = {}
+        # `origins` keeps the ids unique. Each block has a storage of its own: kernels take tensors of one storage for
+        # overlapping, and a resize must not leave the block.
+        self._places = {} if places is None else places
         self._variants = OutVariants()
 
     def run(self, call: Call) -> Any:

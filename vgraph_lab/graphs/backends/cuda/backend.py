@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from vgraph_lab.graphs.backends.rules import capture_conditions
 from .graph import CudaCapturedGraph
 from .pool import CudaPool
 
-__all__ = ["CudaGraphBackend", "cuda_device"]
+__all__ = ["CUDA_ERRORS", "CudaGraphBackend", "clear_workspaces", "cuda_device", "driver_refusal", "end_capture"]
 
-_CUDA_ERRORS: tuple[type[BaseException], ...] = (torch.AcceleratorError, torch.OutOfMemoryError)
+CUDA_ERRORS: tuple[type[BaseException], ...] = (torch.AcceleratorError, torch.OutOfMemoryError)
+"""What torch raises where the driver, or the allocator, refuses."""
 
 
 def cuda_device(device: str | torch.device = "cuda") -> torch.device:
@@ -61,6 +63,9 @@ class CudaGraphBackend:
     Args:
         device: ``cuda`` or ``cuda:N``.
 
+    Attributes:
+        stream: where warm-ups and captures run.
+
     Raises:
         BackendError: no CUDA device, or not that one.
     """
@@ -69,7 +74,7 @@ class CudaGraphBackend:
 
     def __init__(self, device: str | torch.device = "cuda") -> None:
         self.device = cuda_device(device)
-        self._stream = torch.cuda.Stream(self.device)
+        self.stream = torch.cuda.Stream(self.device)
 
     def create_pool(self) -> CudaPool:
         """A fresh pool. It takes no memory until the first capture."""
@@ -79,10 +84,10 @@ class CudaGraphBackend:
         """Run ``function`` eagerly on the capture stream; see :class:`~vgraph_lab.graphs.backends.base.GraphBackend`."""
         with torch.cuda.device(self.device):
             caller = torch.cuda.current_stream()
-            self._stream.wait_stream(caller)
-            with torch.cuda.stream(self._stream), capture_conditions():
+            self.stream.wait_stream(caller)
+            with torch.cuda.stream(self.stream), capture_conditions():
                 output = run_checked(function, CaptureAudit(static_inputs, owned)) if audit else function()
-            caller.wait_stream(self._stream)
+            caller.wait_stream(self.stream)
         return output
 
     def capture(
@@ -98,12 +103,12 @@ class CudaGraphBackend:
             raise CaptureError("this stream is being captured already; captures do not nest.")
         with torch.cuda.device(self.device):
             torch.cuda.synchronize()
-            with torch.cuda.stream(self._stream), capture_conditions():
+            with torch.cuda.stream(self.stream), capture_conditions():
                 handle = pool.acquire()
                 graph, output, refusal = self._record(function, pool, handle)
             if graph is None:
                 # Raised outside all handlers: a chained traceback would keep the failed capture's tensors alive.
-                raise CaptureError(f"CUDA refused the capture: {refusal}")
+                raise CaptureError(refusal)
             captured = CudaCapturedGraph(graph, pool, handle)
             try:
                 graph.instantiate()
@@ -115,37 +120,38 @@ class CudaGraphBackend:
     def _record(self, function: Callable[[], Any], pool: CudaPool, handle: _POOL_HANDLE) -> tuple[torch.cuda.CUDAGraph | None, Any, str]:
         """The graph and the output; or no graph and the reason, with everything unwound."""
         graph, output, refusal = torch.cuda.CUDAGraph(keep_graph=True), None, ""
-        _clear_workspaces()  # of the warm-ups: the graph must not refer to memory outside of its pool
+        clear_workspaces()  # of the warm-ups: the graph must not refer to memory outside of its pool
         try:
             graph.capture_begin(pool=handle, capture_error_mode="thread_local")
             output = function()
-            _end(graph)
-            _clear_workspaces()  # else the next warm-up would run in the pool, and the pool could not be emptied
-            return graph, output, refusal
-        except _CUDA_ERRORS as error:
-            refusal = f"{str(error).splitlines()[0]}\n  at {_where(error)}"
+            end_capture(graph)
+        except CUDA_ERRORS as error:
+            refusal = driver_refusal(error)
             del output
-            self._unwind(graph, pool, handle)
+            self.unwind(graph, pool, handle)
         except BaseException:
-            self._unwind(graph, pool, handle)
+            self.unwind(graph, pool, handle)
             raise
+        else:
+            clear_workspaces()  # else the next warm-up would run in the pool, and the pool could not be emptied
+            return graph, output, refusal
         return None, None, refusal
 
-    def _unwind(self, graph: torch.cuda.CUDAGraph, pool: CudaPool, handle: _POOL_HANDLE) -> None:
-        """Put back what a failed capture has changed.
+    def unwind(self, graph: torch.cuda.CUDAGraph, pool: CudaPool, handle: _POOL_HANDLE) -> None:
+        """Put back what a failed capture has changed; called on its stream. It matches the pool's ``acquire``.
 
-        If the driver has invalidated the capture (the function synchronised behind torch's back), torch 2.11 leaves
-        its end half done: the allocator goes on recording into the pool, the pool keeps a reference, and the default
-        generator believes that it is still captured. Each is undone here. The pinned-memory allocator's share cannot
-        be undone from Python, so later captures go to a new handle (:meth:`CudaPool.abandon`).
+        If the driver has invalidated the capture (the function synchronised behind torch's back) or refuses its end (work
+        on another stream was not joined), torch 2.11 leaves its end half done: the allocator goes on recording into the
+        pool, the pool keeps a reference, and the default generator believes that it is still captured. Each is undone here.
+        The pinned-memory allocator's share cannot be undone from Python, so later captures go to a new handle
+        (:meth:`CudaPool.abandon`).
         """
-        is_valid = True
-        try:
-            if torch.cuda.is_current_stream_capturing():
-                _end(graph)
-        except RuntimeError:
-            is_valid = False
-        _clear_workspaces()
+        is_valid = False
+        with suppress(RuntimeError):  # torch has done the one half, the other follows
+            if torch.cuda.is_current_stream_capturing():  # else its end, or its beginning, has failed already
+                end_capture(graph)
+                is_valid = True
+        clear_workspaces()
         graph.reset()
         if is_valid:
             pool.release(handle)
@@ -180,20 +186,25 @@ class CudaGraphBackend:
         """Return cuBLAS workspaces and unused segments of the caching allocator to the driver."""
         with torch.cuda.device(self.device):
             torch.cuda.synchronize()  # a product that is still running may use its workspace
-            _clear_workspaces()
+            clear_workspaces()
             torch.cuda.empty_cache()
 
 
-def _clear_workspaces() -> None:
+def clear_workspaces() -> None:
     """Drop the cuBLAS workspaces of all threads and streams; each makes itself a new one when it needs it."""
     torch._C._cuda_clearCublasWorkspaces()
 
 
-def _end(graph: torch.cuda.CUDAGraph) -> None:
+def end_capture(graph: torch.cuda.CUDAGraph) -> None:
     """End a capture. That a graph is empty is the caller's to judge; torch's warning of it has no place to point at."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
         graph.capture_end()
+
+
+def driver_refusal(error: BaseException) -> str:
+    """What one of :data:`CUDA_ERRORS` says, and the user's line, as the message of a ``CaptureError``."""
+    return f"CUDA refused the capture: {str(error).splitlines()[0]}\n  at {_where(error)}"
 
 
 def _where(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from threading import RLock
 from types import TracebackType
 from typing import Any
@@ -13,7 +13,29 @@ from torch.cuda import _POOL_HANDLE
 
 from vgraph_lab.graphs.backends.base import PoolBlock, PoolSegment
 
-__all__ = ["CudaPool", "StreamOrderedLock"]
+__all__ = ["CudaPool", "StreamOrderedLock", "allocator_segments"]
+
+
+def allocator_segments(handles: Iterable[_POOL_HANDLE]) -> dict[_POOL_HANDLE, list[dict[str, Any]]]:
+    """The caching allocator's segments of private pools, as ``torch.cuda.memory_snapshot`` describes them, by address.
+
+    They are chosen from the snapshot of everything. Asked for one pool, and even without an argument,
+    ``torch.cuda.memory_snapshot`` passes a tuple on, and torch 2.11 gives away a reference to each of its items that it does
+    not own (https://github.com/pytorch/pytorch/pull/196366). From pool number 257 on these are ordinary objects, on Python
+    3.11 all are, and the process dies once one is freed that is still in use. Passing None takes no reference.
+
+    Args:
+        handles: of ``torch.cuda.graph_pool_handle``.
+
+    Returns:
+        For each handle, in the order given, its segments; none if it holds nothing.
+    """
+    found: dict[_POOL_HANDLE, list[dict[str, Any]]] = {handle: [] for handle in handles}
+    for segment in torch._C._cuda_memorySnapshot(None)["segments"]:
+        owner = segment["segment_pool_id"]
+        if owner in found:
+            found[owner].append(segment)
+    return found
 
 
 class CudaPool:
@@ -59,8 +81,7 @@ class CudaPool:
 
     def _snapshot(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
-        for handle in list(self._handles):
-            segments = torch.cuda.memory_snapshot(handle, include_traces=False)
+        for handle, segments in allocator_segments(list(self._handles)).items():
             if not segments and handle != self._handles[-1]:
                 self._handles.remove(handle)
             found += segments

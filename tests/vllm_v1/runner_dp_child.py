@@ -1,0 +1,101 @@
+"""One data-parallel rank behind a runner: runs its steps in several modes, whole and in micro-batches; it may be lost in one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from vgraph_lab.errors import FallbackReason, RankLostError
+from vgraph_lab.vllm_v1 import GPUModelRunner, ParallelConfig, RunnerConfig, ScheduledRequest, WorkloadConfig, WorkloadModel
+from vgraph_lab.vllm_v1.model_wrappers import FULL_TARGET, PIECEWISE_TARGET, UBATCH_TARGET
+
+DECODE_THRESHOLD, PREFILL_THRESHOLD, SIZES = 2, 4, (1, 2, 4, 8)
+
+
+def main(rank: int, folder: Path) -> None:
+    """Be one rank; ``folder`` holds plan.json and takes rank-N.json."""
+    torch.set_num_threads(1)
+    plan = json.loads((folder / "plan.json").read_text())
+    store = dist.FileStore(str(folder / "store"), plan["size"])  # type: ignore[attr-defined]  # torch names its stores in C++ only
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=plan["size"], timeout=timedelta(seconds=60))
+    experts = dist.new_group(timeout=timedelta(seconds=plan.get("timeout_s", 60)))
+    found = {name: run(rank, name, plan, experts, folder) for name in plan["runs"]}
+    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
+    if plan.get("lost_rank") is None:
+        dist.barrier()
+    os._exit(0)  # a group that lost a rank cannot be taken down in order
+
+
+def ready(rank: int, name: str, plan: dict[str, Any], experts: dist.ProcessGroup) -> GPUModelRunner:
+    """The runner of a run called MODE×PARTS."""
+    mode, parts = name.split("×")
+    thresholds = {"dbo_decode_token_threshold": DECODE_THRESHOLD, "dbo_prefill_token_threshold": PREFILL_THRESHOLD}
+    config = RunnerConfig(
+        cudagraph_mode=mode,  # type: ignore[arg-type]  # names are read
+        cudagraph_capture_sizes=SIZES,
+        block_size=4,
+        max_num_batched_tokens=32,
+        debug=True,
+    )
+    parallel = ParallelConfig(plan["size"], rank, ubatch_size=int(parts), **thresholds)
+    runner = GPUModelRunner(config, "cpu", parallel_config=parallel, timeout_s=plan.get("timeout_s", 60))
+    runner.load_model(WorkloadModel(WorkloadConfig(**plan["model"]), expert_group=experts))
+    runner.capture_model()
+    return runner
+
+
+def run(rank: int, name: str, plan: dict[str, Any], experts: dist.ProcessGroup, folder: Path) -> dict[str, Any]:
+    """All steps of one run; what each was, and what was counted."""
+    runner = ready(rank, name, plan, experts)
+    steps: list[dict[str, Any]] = []
+    found: dict[str, Any] = {"steps": steps, "lost": None}
+    for number, step in enumerate(plan["steps"]):
+        if number == plan.get("lost_in_step") and rank == plan["lost_rank"]:
+            layer = runner.get_model().layers[1]  # type: ignore[index]
+            layer.register_forward_pre_hook(lost(plan["how"], folder, plan["size"]))  # type: ignore[union-attr]
+        try:
+            if not step[rank]:
+                explanation, logits = runner.execute_dummy_batch(), []
+            else:
+                output = runner.execute_model([ScheduledRequest(*request) for request in step[rank]])
+                explanation, logits = output.explanation, output.logits.tolist()
+        except RankLostError as error:
+            live = sum(runner.num_computed_tokens(req_id) for req_id, _ in step[rank])
+            found["lost"] = {"ranks": list(error.ranks), "message": str(error), "notes": getattr(error, "__notes__", []), "kept": live}
+            return found
+        done = explanation.execution
+        steps.append(
+            {
+                "mode": done.cudagraph_mode.name,
+                "tokens": done.num_tokens_across_dp,
+                "split": done.should_ubatch,
+                "reason": explanation.fallback_reason,
+                "words": str(explanation).splitlines()[-1],
+                "logits": logits,
+            }
+        )
+    counted = runner.graphs.stats()
+    found["hits"] = {target: counted.hits(target) for target in (FULL_TARGET, PIECEWISE_TARGET, UBATCH_TARGET)}
+    found["not_covered"] = counted.reasons().get(FallbackReason.STATE_NOT_COVERED, 0)
+    found["graphs"] = [[entry.target_id, entry.descriptor.work] for entry in runner.graphs.entries()]
+    runner.shutdown()
+    return found
+
+
+def lost(how: str, folder: Path, size: int) -> Callable[..., None]:
+    """A hook in which this rank dies, or does nothing until the others have given up."""
+
+    def hook(*_: object) -> None:
+        while how == "hang" and len(list(folder.glob("rank-*.json"))) < size - 1:
+            time.sleep(0.05)
+        os._exit(3)
+
+    return hook
