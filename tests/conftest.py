@@ -13,6 +13,8 @@ import vgraph_lab as vg
 from vgraph_lab.qwen3_tts.decoder import Code2WavDecoder
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported: kernels are then functions of CPU tensors
 settings.register_profile("any", deadline=None)  # how long something takes is the machine's business
 settings.register_profile("ci", deadline=None, derandomize=True)  # a run that fails must fail again; elsewhere, new examples each time
 settings.load_profile("ci" if os.environ.get("CI") == "true" else "any")

@@ -19,6 +19,7 @@ from vgraph_lab.requests import ChunkRequest, ChunkResult
 
 from .checkpoint import load_decoder
 from .decoder import Code2WavDecoder
+from .incremental_forms import choose_form
 from .incremental_path import INCREMENTAL_TARGET_ID, IncrementalPath
 from .settings import EXTENSIONS, TARGET_IDS, IncrementalTargetKeys, Qwen3TTSGraphKeys, StatelessTargetKeys
 from .stateless import STATELESS_TARGET_ID, stateless_buckets
@@ -140,14 +141,20 @@ def _streaming(decoder: Code2WavDecoder, cfg: StageConfig, keys: Qwen3TTSGraphKe
 
 
 def _incremental(decoder: Code2WavDecoder, cfg: StageConfig, keys: Qwen3TTSGraphKeys) -> IncrementalPath:
+    target = cfg.target_extension(INCREMENTAL_TARGET_ID, IncrementalTargetKeys)
+    has_graphs = not cfg.graph_settings.enforce_eager
+    options = {"autotune": target.autotune} if target.form == "fast" else {}
+    form, form_report = choose_form(target.form if has_graphs else "plain", decoder, **options)
     return IncrementalPath(
         decoder,
         cfg.connector,
         batch_sizes=keys.capture_batch_sizes,
         largest_batch=_largest_batch(cfg, keys),
         max_requests=cfg.max_num_seqs,
-        more_widths=cfg.target_extension(INCREMENTAL_TARGET_ID, IncrementalTargetKeys).capture_widths,
-        has_graphs=not cfg.graph_settings.enforce_eager,
+        more_widths=target.capture_widths,
+        has_graphs=has_graphs,
+        form=form,
+        form_report=form_report,
         debug=cfg.vocoder_cudagraph.debug,
     )
 

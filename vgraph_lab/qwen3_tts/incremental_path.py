@@ -23,6 +23,7 @@ from vgraph_lab.graphs.target import Target
 from vgraph_lab.requests import ChunkRequest, ChunkResult
 
 from .decoder import Code2WavDecoder
+from .incremental_forms import FormReport, StepForm
 from .incremental_requests import IncrementalBook
 from .incremental_routine import WITH_REFERENCE, IncrementalRoutine
 from .incremental_state import StateArena
@@ -67,6 +68,8 @@ class IncrementalPath:
         max_requests: live requests at most.
         more_widths: further widths to capture.
         has_graphs: False leaves chunks in one piece, since no width has a graph.
+        form: of the captured step; by default the plain one.
+        form_report: how it was chosen.
         debug: check the values of device codes, too.
 
     Raises:
@@ -83,8 +86,11 @@ class IncrementalPath:
         max_requests: int,
         more_widths: Sequence[int] = (),
         has_graphs: bool = True,
+        form: StepForm | None = None,
+        form_report: FormReport | None = None,
         debug: bool = False,
     ) -> None:
+        self.form_report = form_report or FormReport("plain", "plain")
         self.decoder, self._largest_batch = decoder, largest_batch
         self._window, self._device = decoder.geometry.sliding_window, decoder.device
         self.transitions = TransitionTable.from_connector(connector, self._window)
@@ -108,7 +114,11 @@ class IncrementalPath:
             *(Descriptor(rows, frames) for rows in batch_sizes for frames in widths),
             *(Descriptor(rows, frames, WITH_REFERENCE) for rows in batch_sizes for frames in starts),
         ]
-        self._target = Target(INCREMENTAL_TARGET_ID, IncrementalRoutine(decoder, self.table, descriptors, debug=debug), descriptors)
+        routine = IncrementalRoutine(decoder, self.table, descriptors, form=form, notes=self._form_notes(), debug=debug)
+        self._target = Target(INCREMENTAL_TARGET_ID, routine, descriptors)
+
+    def _form_notes(self) -> list[str]:
+        return [] if self.form_report.asked == "plain" else [str(self.form_report)]
 
     @property
     def targets(self) -> tuple[Target[Any], ...]:

@@ -6,6 +6,7 @@ with and without a reference behind them. A batch needs nothing in common but it
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
@@ -13,12 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vgraph_lab.errors import InputError
+from vgraph_lab.errors import FormError, InputError
 from vgraph_lab.graphs.descriptor import Descriptor
 from vgraph_lab.graphs.routine import Buffers, Resolution, Routine
 
 from .decoder import Code2WavDecoder
-from .incremental import begin_with_reference, continue_stream
+from .incremental import begin_with_reference
+from .incremental_forms import PlainForm, StepForm
 from .incremental_state import StateArena
 from .inputs import validate_codes
 
@@ -26,6 +28,8 @@ __all__ = ["WITH_REFERENCE", "IncrementalRoutine"]
 
 WITH_REFERENCE = "icl"  # Descriptor.state of first chunks behind a reference; empty for all other chunks
 _PAD_CODE = 0
+
+logger = logging.getLogger(__name__)
 
 
 class IncrementalRoutine(Routine[Tensor]):
@@ -44,11 +48,25 @@ class IncrementalRoutine(Routine[Tensor]):
         decoder: the eager decoder.
         arena: the request state, written by every call.
         descriptors: the graphs that may exist; ``frames`` are the new ones.
+        form: of the captured step, without a reference; by default the plain one, which everything else takes anyway.
+        notes: first lines of :meth:`notes`.
         debug: check the values of device tensors too.
     """
 
-    def __init__(self, decoder: Code2WavDecoder, arena: StateArena, descriptors: Sequence[Descriptor], *, debug: bool = False) -> None:
+    def __init__(
+        self,
+        decoder: Code2WavDecoder,
+        arena: StateArena,
+        descriptors: Sequence[Descriptor],
+        *,
+        form: StepForm | None = None,
+        notes: Sequence[str] = (),
+        debug: bool = False,
+    ) -> None:
         self.decoder, self.debug, self._arena = decoder, debug, arena
+        self._plain = PlainForm(decoder)
+        self._form, self._notes = form or self._plain, tuple(notes)
+        self._not_in_form: dict[Descriptor, str] = {}
         self._device, self._samples_per_frame = decoder.device, decoder.samples_per_frame
         self._window = decoder.geometry.sliding_window
         self._spare_place = torch.tensor([[arena.spare_slot, 0]])
@@ -67,7 +85,12 @@ class IncrementalRoutine(Routine[Tensor]):
 
     def captured_modules(self) -> Iterable[nn.Module]:
         """Weights are read in place, request state is read and written."""
-        return (self.decoder, self._arena)
+        return (self.decoder, self._arena, *self._form.modules())
+
+    def notes(self) -> list[str]:
+        """Which form the graphs have, and why some have another one."""
+        others = [f"{descriptor} has the plain form: {why}" for descriptor, why in self._not_in_form.items()]
+        return [*self._notes, *self._form.notes(), *others]
 
     def validate_runtime_inputs(self, codes: Tensor, places: Tensor, has_reference: bool = False, is_last: bool = False) -> None:
         """Codes of at least one new frame, and a place for each row."""
@@ -103,21 +126,30 @@ class IncrementalRoutine(Routine[Tensor]):
 
     def prepare_for_capture(self, descriptor: Descriptor, buffers: Buffers) -> None:
         """Let all rows work in the spare slot, so that no request's state moves."""
+        self._get_form_ready(descriptor)
         buffers["codes"].fill_(_PAD_CODE)
         buffers["places"].copy_(self._spare_place.expand(descriptor.batch_size, -1))
 
     def forward_for_capture(self, descriptor: Descriptor, buffers: Buffers) -> Tensor:
-        """The eager mathematics on the static inputs and the arena's rows."""
-        return self._forward(buffers["codes"], buffers["places"], has_reference=descriptor.state == WITH_REFERENCE)
+        """The form's mathematics on the static inputs and the arena's rows."""
+        form = self._plain if descriptor in self._not_in_form else self._form
+        return self._forward(form, buffers["codes"], buffers["places"], has_reference=descriptor.state == WITH_REFERENCE)
 
-    def _forward(self, codes: Tensor, places: Tensor, *, has_reference: bool) -> Tensor:
+    def _get_form_ready(self, descriptor: Descriptor) -> None:
+        if descriptor.state == WITH_REFERENCE or descriptor in self._not_in_form:
+            return
+        try:
+            self._form.prepare(descriptor.batch_size, descriptor.frames)
+        except FormError as error:
+            logger.warning("%s is captured in the plain form: %s", descriptor, error)
+            self._not_in_form[descriptor] = str(error)
+
+    def _forward(self, form: StepForm, codes: Tensor, places: Tensor, *, has_reference: bool) -> Tensor:
+        if not has_reference:
+            return form.continue_stream(self._arena, codes, places)
         slots, first = places.unbind(1)
-        if has_reference:
-            new_frames = self._new_frames(codes, has_reference)
-            waveform = begin_with_reference(self.decoder, self._arena, codes, slots, first, new_frames=new_frames)
-        else:
-            waveform = continue_stream(self.decoder, self._arena, codes, slots, first)
-        return waveform[:, 0].float()
+        new_frames = self._new_frames(codes, has_reference)
+        return begin_with_reference(self.decoder, self._arena, codes, slots, first, new_frames=new_frames)[:, 0].float()
 
     def copy_runtime_inputs(
         self, descriptor: Descriptor, buffers: Buffers, codes: Tensor, places: Tensor, has_reference: bool = False, is_last: bool = False
@@ -150,4 +182,4 @@ class IncrementalRoutine(Routine[Tensor]):
         self.validate_runtime_inputs(codes, places, has_reference)
         with torch.no_grad():
             codes, places = (t.to(self._device, torch.int64, non_blocking=True) for t in (codes, places))
-            return self._forward(codes, places, has_reference=has_reference)
+            return self._forward(self._plain, codes, places, has_reference=has_reference)

@@ -105,6 +105,11 @@ class StateArena(nn.Module):
     def _frames(self) -> Tensor:
         return self.rows.flatten(0, 1)
 
+    def frames_of_layer(self, index: int) -> Tensor:
+        """One layer's ring in place: [slots + 1, W − 1, 2 · kv_heads · head_dim], keys before values; frame t lies at t mod (W − 1)."""
+        size = self.rows.shape[2] // self._frame_shape[0]
+        return self.rows[:, self._history_pages :, index * size : (index + 1) * size]
+
     # Slots, between steps.
 
     def clear(self, slots: Tensor) -> None:

@@ -79,9 +79,17 @@ class IncrementalTargetKeys(Settings):
     Attributes:
         capture_widths: frames per call to capture, beside the connector's chunk sizes. Chunks of other sizes are made up of
             captured widths where few of them do.
+        form: of the captured step. ``plain``: the decoder's own layers. ``fast``: channels-last with prepared weights and Triton
+            kernels; it needs a CUDA device and a second copy of the weights. ``compiled``: the plain step through ``torch.compile``.
+            A form that cannot run here, or is less exact than the plain one, is replaced by that one, and the report says why.
+            Eager calls and first chunks behind a reference always take the plain form; the state is the same.
+        autotune: let the fast form try out how to cut its matrix products, before the capture, for shapes of which no table for this
+            card is there; what it finds is kept. Otherwise they are cut by rule.
     """
 
     capture_widths: DistinctSizes = ()
+    form: Literal["plain", "fast", "compiled"] = "plain"
+    autotune: bool = True
 
 
 class _NoKeys(Settings):

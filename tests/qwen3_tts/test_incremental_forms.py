@@ -1,0 +1,147 @@
+"""Which form a model gets, and what a report says when it is not the one that was asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from contracts.incremental import FLAT, path_of, running, stage
+from contracts.streaming import MIXED, play, same
+from torch import Tensor
+
+from vgraph_lab.errors import FormError
+from vgraph_lab.qwen3_tts import code2wav, incremental_forms
+from vgraph_lab.qwen3_tts.checkpoint import random_decoder
+from vgraph_lab.qwen3_tts.incremental_forms import FORMS, FormReport, PlainForm, StepForm, choose_form
+from vgraph_lab.qwen3_tts.incremental_state import StateArena
+
+TARGET = "qwen3_tts.incremental"
+
+
+def asking_for(form: str) -> dict[str, Any]:
+    return {"targets": {TARGET: {"form": form}}}
+
+
+class Doubling(StepForm):
+    """Twice the samples that are right."""
+
+    name = "doubling"
+
+    def __init__(self, decoder: Any) -> None:
+        self._plain = PlainForm(decoder)
+
+    def continue_stream(self, arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
+        return self._plain.continue_stream(arena, codes, places) * 2
+
+
+class Refusing(PlainForm):
+    """Cannot run two rows of one frame."""
+
+    name = "refusing"
+
+    def prepare(self, batch: int, frames: int) -> None:
+        if (batch, frames) == (2, 1):
+            raise FormError("no tile fits")
+
+    def notes(self) -> list[str]:
+        return ["a note of the form"]
+
+
+@pytest.fixture(autouse=True)
+def _no_interpreter() -> Iterator[None]:
+    """Elsewhere tests run Triton's kernels on the CPU (tests/conftest.py)."""
+    triton = pytest.importorskip("triton")
+    with triton.knobs.runtime.scope():
+        triton.knobs.runtime.interpret = False
+        yield
+
+
+@pytest.mark.parametrize(("form", "reason"), [("fast", "it needs a CUDA device"), ("compiled", "has none. Use a CUDA device")])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_plain_form_takes_over(form: str, reason: str) -> None:
+    with running("cpu", stage()) as plain, running("cpu", stage(**asking_for(form))) as other:
+        assert same(play(plain, MIXED[:3]), play(other, MIXED[:3]))
+        report = path_of(other).form_report
+        assert (report.asked, report.form) == (form, "plain")
+        assert reason in str(report)
+        assert other.manager is not None
+        assert f"form {form} is not used, plain is: " in str(other.manager.report)
+        assert plain.manager is not None
+        assert "form" not in str(plain.manager.report)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"latent_dim": 40}, r"multiples of 16, and this decoder has \[.*40"),
+        ({"num_attention_heads": 4, "num_key_value_heads": 2}, "4 query heads share 2 key heads"),
+        ({"head_dim": 24}, "head_dim is 24"),
+        ({"head_dim": 8}, "head_dim is 8"),
+    ],
+    ids=["channels", "grouped", "not-a-power", "small"],
+)
+def test_a_geometry_that_kernels_cannot_take(fields: dict[str, Any], reason: str) -> None:
+    import triton
+
+    even = {"codebook_dim": 32, "latent_dim": 32, "hidden_size": 32, "intermediate_size": 32, "decoder_dim": 32, "head_dim": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    decoder = random_decoder(FLAT.model_copy(update={**even, **heads, **fields}))
+    with triton.knobs.runtime.scope():
+        triton.knobs.runtime.interpret = True
+        with pytest.raises(FormError, match=reason):
+            FORMS["fast"](decoder)
+        form, report = choose_form("fast", decoder)
+    assert (form.name, report.form) == ("plain", "plain")
+
+
+def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    report = choose_form("fast", random_decoder(FLAT))[1]
+    assert "Triton is not installed" in str(report)
+    assert "pip install triton" in str(report)
+
+
+def test_a_form_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FORMS, "doubling", Doubling)
+    form, report = choose_form("doubling", random_decoder(FLAT))
+    assert form.name == "plain"
+    assert "times the plain form's, at most 2.0 is accepted" in str(report)
+
+
+def test_a_form_that_raises_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Raising(incremental_forms._PreparedForm):
+        name = "raising"
+
+        def continue_stream(self, arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
+            raise ValueError("no such kernel")
+
+    monkeypatch.setitem(FORMS, "raising", Raising)
+    form, report = choose_form("raising", random_decoder(FLAT))
+    assert form.name == "plain"
+    assert str(report) == "form raising is not used, plain is: form 'raising' cannot run 2 × 1 frames: ValueError: no such kernel"
+
+
+def test_the_plain_form_is_as_exact_as_itself() -> None:
+    decoder = random_decoder(FLAT)
+    assert incremental_forms.error_ratio(PlainForm(decoder), decoder) == 1
+
+
+def test_a_shape_that_a_form_cannot_run_is_captured_in_the_plain_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose(name: str, decoder: Any, **options: Any) -> tuple[StepForm, FormReport]:
+        return Refusing(decoder), FormReport("refusing", "refusing")
+
+    with running("cpu", stage()) as plain:
+        expected = play(plain, MIXED[:3])
+    monkeypatch.setattr(code2wav, "choose_form", choose)
+    with running("cpu", stage()) as runner:
+        assert same(play(runner, MIXED[:3]), expected)
+        assert runner.manager is not None
+        lines = str(runner.manager.report).splitlines()
+        assert runner.manager.report is not None
+        assert runner.manager.report.failed == 0
+    assert "form refusing" in lines
+    assert "a note of the form" in lines
+    assert [line for line in lines if "has the plain form: no tile fits" in line] == ["B2×T1 has the plain form: no tile fits"]

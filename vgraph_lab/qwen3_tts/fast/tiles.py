@@ -1,0 +1,135 @@
+"""How a matrix product is cut into programs: by rule, or by what was fastest on this device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+__all__ = ["MOST_TILES", "Problem", "Tile", "candidates", "tile_by_rule"]
+
+MOST_TILES = 8192
+"""Tiles of one product whose sums may be split: each has a counter."""
+
+_FULL_GPU = 132  # programs that fill a large GPU once
+
+
+class Tile(NamedTuple):
+    """Rows, columns and depth of a program, depths per step, parts of the sum, and what Triton is asked for."""
+
+    rows: int
+    columns: int
+    depth: int
+    split: int = 1
+    warps: int = 4
+    stages: int = 3
+    parts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One matrix product: what decides which tile is fastest.
+
+    Attributes:
+        rows: B · T.
+        columns: of the result.
+        channels: of one tap; what a tile takes in one step divides it.
+        taps: of the convolution.
+        kind: what follows the product, as a short text.
+        may_split: whether the sum may be made in parts.
+        dtype: of the inputs.
+    """
+
+    rows: int
+    columns: int
+    channels: int
+    taps: int
+    kind: str
+    may_split: bool
+    dtype: torch.dtype
+
+    @property
+    def key(self) -> str:
+        """The problem in one word, for tables of tuned tiles."""
+        return f"{str(self.dtype).removeprefix('torch.')}:{self.rows}x{self.columns}x{self.taps}x{self.channels}{self.kind}"
+
+
+def tile_by_rule(problem: Problem) -> Tile:
+    """A tile that is never far off."""
+    return candidates(problem)[0]
+
+
+def candidates(problem: Problem) -> list[Tile]:
+    """Tiles worth timing, the one by rule first."""
+    if problem.dtype == torch.float32:  # no matrix unit keeps full precision: small tiles, which also compile in no time
+        return [Tile(32, 32, _depth(problem, 32)[0]) if problem.kind != "u" else Tile(16, _power_of_two(problem.columns), 16)]
+    if problem.kind == "u":
+        return _of_unit(problem)
+    if problem.columns <= 16:
+        depth, parts = _depth(problem, 64)
+        return [Tile(rows, 16, depth, 1, 4, 3, parts) for rows in (128, 64)]
+    return _of_few_rows(problem) if problem.rows <= 64 else _of_many_rows(problem)
+
+
+def _of_unit(problem: Problem) -> list[Tile]:
+    depth, parts = _depth(problem, 64)
+    columns = _power_of_two(problem.columns)
+    shapes = ((64, 4, 3), (128, 8, 3), (128, 4, 3), (64, 4, 2), (128, 8, 2))
+    return [Tile(rows, columns, depth, 1, warps, stages, parts) for rows, warps, stages in shapes]
+
+
+def _of_few_rows(problem: Problem) -> list[Tile]:
+    """Weights are read once, and that is all that counts: many programs, each with much under way."""
+    rows = 16 if problem.rows <= 16 else 32 if problem.rows <= 32 else 64
+    depth, _ = _depth(problem, 128)
+    found = [
+        Tile(rows, columns, depth, _split(problem, rows, columns), warps, stages)
+        for columns, warps, stages in ((32, 4, 4), (16, 2, 3), (64, 4, 4))
+    ]
+    # A sum that cannot be split has too few programs with the wider tile.
+    return found if found[0].split > 1 or _programs(problem, rows, 32) >= _FULL_GPU // 2 else [found[1], found[0], found[2]]
+
+
+def _of_many_rows(problem: Problem) -> list[Tile]:
+    """The order was found on an H200: large tiles once they fill it, and before that smaller ones with split sums."""
+    depth, parts = _depth(problem, 64)
+    deep, deep_parts = _depth(problem, 128)
+    small = Tile(64, 64, deep, _split(problem, 64, 64), 4, 3, deep_parts)
+    flat = Tile(64, 128, depth, _split(problem, 64, 128), 4, 4, parts)
+    tall = Tile(128, 64, depth, 1, 4, 4, parts)
+    large = Tile(128, 128, depth, 1, 4, 3, parts)
+    widest = Tile(128, 256, depth, 1, 8, 3, parts)
+    inputs, filled = problem.taps * problem.channels, _programs(problem, 128, 128)
+    if problem.taps == 1 and problem.columns % 128 and filled >= _FULL_GPU:
+        found = [tall, tall._replace(stages=2), small, flat, large]
+    elif filled >= 3 * _FULL_GPU or (filled >= 150 and inputs >= 1280):
+        found = [large, large._replace(stages=2) if problem.taps == 1 else widest, tall, flat]
+    elif _programs(problem, 64, 64) < 160 and (inputs <= 4096 or _programs(problem, 64, 64) <= 64):
+        found = [small, flat, large]
+    else:
+        found = [flat, small, large, widest]
+    return [tile for tile in found if tile.columns == 64 or tile.columns // 2 < problem.columns]
+
+
+def _depth(problem: Problem, most: int) -> tuple[int, int]:
+    """Channels of one product, and products of one step: whole taps where they are short and not powers of two."""
+    channels = problem.channels
+    depth = next(depth for depth in (128, 64, 32, 16) if depth <= most and channels % depth == 0)
+    return depth, channels // depth if depth < most and channels // depth <= 4 and channels % most else 1
+
+
+def _programs(problem: Problem, rows: int, columns: int) -> int:
+    return -(-problem.rows // rows) * -(-problem.columns // columns)
+
+
+def _split(problem: Problem, rows: int, columns: int) -> int:
+    """Parts that fill the GPU up to twice, each with a few hundred inputs."""
+    programs, inputs = _programs(problem, rows, columns), problem.taps * problem.channels
+    if not problem.may_split or programs > MOST_TILES:
+        return 1
+    return max([split for split in (1, 2, 3, 4) if programs * split <= 2 * _FULL_GPU and inputs // split >= 384], default=1)
+
+
+def _power_of_two(count: int) -> int:
+    return max(16, 1 << (count - 1).bit_length())

@@ -1,0 +1,267 @@
+"""The forms in which an incremental step can run: the same mathematics and the same arena, other kernels.
+
+``plain`` is the decoder's own layers, and the truth of the others. A form that cannot run here, or that is less exact than the plain
+one, is not used: the plain one takes its place, and the report says why.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vgraph_lab.errors import FormError
+
+from .decoder import Code2WavDecoder
+from .incremental import continue_stream
+from .incremental_state import StateArena
+
+__all__ = ["FORMS", "CompiledForm", "FastForm", "FormReport", "PlainForm", "StepForm", "choose_form"]
+
+logger = logging.getLogger(__name__)
+
+_PROBED_FRAMES = (1, 3)
+_MOST_ERROR = 2.0  # times the plain form's; the two are two roundings of the same thing
+
+
+class StepForm(ABC):
+    """Runs steps of streams that have begun, or begin without a reference; see :func:`~.incremental.continue_stream`."""
+
+    name: str
+
+    def modules(self) -> Iterable[nn.Module]:
+        """What a graph reads beside the decoder and the arena."""
+        return ()
+
+    def prepare(self, batch: int, frames: int) -> None:  # noqa: B027  # the plain form has nothing to do
+        """Get ready for a shape, outside of any capture: compile, try out. Of no effect the second time.
+
+        Raises:
+            FormError: this form cannot run that shape.
+        """
+
+    @abstractmethod
+    def continue_stream(self, arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
+        """codes int64 [B, Q, n], places int64 [B, 2] (slot, number of the first frame) → fp32 [B, n * samples_per_frame]."""
+
+    def notes(self) -> list[str]:
+        """What a report should say of it."""
+        return []
+
+
+class PlainForm(StepForm):
+    """The decoder's own layers."""
+
+    name = "plain"
+
+    def __init__(self, decoder: Code2WavDecoder) -> None:
+        self._decoder = decoder
+
+    def continue_stream(self, arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
+        """The step as :func:`~.incremental.continue_stream` runs it."""
+        return _plain_step(self._decoder, arena, codes, places)
+
+
+def _plain_step(decoder: Code2WavDecoder, arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
+    slots, first = places.unbind(1)
+    return continue_stream(decoder, arena, codes, slots, first)[:, 0].float()
+
+
+class _PreparedForm(StepForm):
+    """A form that does something once for each shape."""
+
+    def __init__(self, decoder: Code2WavDecoder) -> None:
+        self._decoder, self._prepared = decoder, set[tuple[int, int]]()
+        self._seconds = 0.0
+
+    def prepare(self, batch: int, frames: int) -> None:
+        """Once for each shape, on rows that belong to no request."""
+        if (batch, frames) in self._prepared:
+            return
+        begin = perf_counter()
+        arena = StateArena(self._decoder, 1)
+        codes = torch.zeros(batch, self._decoder.geometry.num_quantizers, frames, dtype=torch.int64, device=self._decoder.device)
+        places = torch.tensor([[arena.spare_slot, 0]], device=self._decoder.device).repeat(batch, 1)
+        try:
+            with torch.no_grad():
+                self._prepare(lambda: self.continue_stream(arena, codes, places))
+        except Exception as error:
+            raise FormError(f"form {self.name!r} cannot run {batch} × {frames} frames: {type(error).__name__}: {error}") from error
+        self._prepared.add((batch, frames))
+        self._seconds += perf_counter() - begin
+
+    def _prepare(self, step: Callable[[], Tensor]) -> None:
+        step()
+
+    def notes(self) -> list[str]:
+        """How long that took."""
+        return [f"form {self.name}: {len(self._prepared)} shapes made ready in {self._seconds:.1f} s"]
+
+
+class FastForm(_PreparedForm):
+    """Channels-last, prepared weights, Triton kernels. It holds a second copy of the weights, as they were when it was made.
+
+    Args:
+        decoder: on a CUDA device.
+        autotune: try tiles for products that no table knows; else they are chosen by rule.
+
+    Raises:
+        FormError: this device, installation or geometry cannot have it.
+    """
+
+    name = "fast"
+
+    def __init__(self, decoder: Code2WavDecoder, *, autotune: bool = True) -> None:
+        super().__init__(decoder)
+        _check_fast(decoder)
+        from .fast.step import FastStep
+        from .fast.tuning import TileTuner
+
+        self.tuner = TileTuner(decoder.device, autotune=autotune)
+        self.step = FastStep(decoder, self.tuner)
+
+    def modules(self) -> Iterable[nn.Module]:
+        """The prepared weights."""
+        return (self.step,)
+
+    def continue_stream(self, arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
+        """The step."""
+        out: Tensor = self.step(arena, codes, places)
+        return out
+
+    def _prepare(self, step: Callable[[], Tensor]) -> None:
+        self.tuner.get_ready(step)
+        step()
+
+    def notes(self) -> list[str]:
+        """Time, and what tuning found."""
+        return [*super().notes(), *self.tuner.notes()]
+
+
+def _check_fast(decoder: Code2WavDecoder) -> None:
+    try:
+        import triton
+    except ImportError as error:
+        raise FormError("Triton is not installed. It comes with torch for CUDA on Linux; else: pip install triton") from error
+    if decoder.device.type != "cuda" and not triton.knobs.runtime.interpret:
+        raise FormError(f"it needs a CUDA device, and the decoder is on {decoder.device}")
+    g = decoder.geometry
+    channels = [
+        g.codebook_dim,
+        g.latent_dim,
+        g.hidden_size,
+        g.intermediate_size,
+        *(g.decoder_dim >> i for i in range(len(g.upsample_rates) + 1)),
+    ]
+    if any(count % 16 for count in channels):
+        raise FormError(f"channels must be multiples of 16, and this decoder has {sorted({c for c in channels if c % 16})}")
+    if g.num_attention_heads != g.num_key_value_heads:
+        raise FormError(
+            f"{g.num_attention_heads} query heads share {g.num_key_value_heads} key heads, and it knows no grouped-query attention"
+        )
+    if g.head_dim & (g.head_dim - 1) or g.head_dim < 16:
+        raise FormError(f"head_dim is {g.head_dim}; it must be a power of two, 16 or more")
+
+
+class CompiledForm(_PreparedForm):
+    """The plain step through ``torch.compile``, one program for each shape. It is compiled before the capture."""
+
+    name = "compiled"
+
+    def __init__(self, decoder: Code2WavDecoder) -> None:
+        super().__init__(decoder)
+        if decoder.device.type != "cuda":
+            raise FormError("a graph of the cpu backend is made of aten operations, of which compiled code has none. Use a CUDA device")
+        self._step: Any = torch.compile(_plain_step, fullgraph=True, dynamic=False)
+
+    def continue_stream(self, arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
+        """The step; compiled at the first call with a shape."""
+        out: Tensor = self._step(self._decoder, arena, codes, places)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class FormReport:
+    """Which form a model uses.
+
+    Attributes:
+        asked: by the configuration.
+        form: what runs.
+        reason: why that is another one.
+        error_ratio: of a form that was checked: its error over the plain form's, both against the next wider dtype.
+    """
+
+    asked: str
+    form: str
+    reason: str | None = None
+    error_ratio: float | None = None
+
+    def __str__(self) -> str:
+        if self.reason is not None:
+            return f"form {self.asked} is not used, {self.form} is: {self.reason}"
+        checked = "" if self.error_ratio is None else f", its error {self.error_ratio:.2f} times the plain form's"
+        return f"form {self.form}{checked}"
+
+
+FORMS: dict[str, Callable[..., StepForm]] = {"plain": PlainForm, "fast": FastForm, "compiled": CompiledForm}
+
+
+def choose_form(name: str, decoder: Code2WavDecoder, **options: Any) -> tuple[StepForm, FormReport]:
+    """The form of that name if it can run here and is as exact as the plain one, else the plain one and the reason.
+
+    Args:
+        name: a key of :data:`FORMS`.
+        decoder: what it runs.
+        options: of the form.
+    """
+    if name == "plain":
+        return PlainForm(decoder), FormReport(name, name)
+    try:
+        form = FORMS[name](decoder, **options)
+        ratio = error_ratio(form, decoder)
+        if not ratio <= _MOST_ERROR:
+            raise FormError(f"its error is {ratio:.3g} times the plain form's, at most {_MOST_ERROR} is accepted")
+    except FormError as error:
+        report = FormReport(name, "plain", str(error))
+        logger.warning("%s", report)
+        return PlainForm(decoder), report
+    return form, FormReport(name, name, error_ratio=ratio)
+
+
+@torch.no_grad()
+def error_ratio(form: StepForm, decoder: Code2WavDecoder) -> float:
+    """Largest ratio of a form's error to the plain form's, over samples and state, both against the next wider dtype.
+
+    Raises:
+        FormError: it cannot run at all.
+    """
+    wider = torch.float64 if decoder.dtype == torch.float32 else torch.float32
+    exact = deepcopy(decoder).to(wider)
+    exact.refresh_tables()
+    draw = torch.Generator().manual_seed(0)
+    runs = [(_plain_step, exact), (_plain_step, decoder)]
+    arenas = [StateArena(exact, 2), StateArena(decoder, 2), StateArena(decoder, 2)]
+    first, ratios = 0, [0.0]
+    for frames in _PROBED_FRAMES:
+        codes = torch.randint(0, decoder.geometry.codebook_size, (2, decoder.geometry.num_quantizers, frames), generator=draw)
+        codes = codes.to(decoder.device)
+        places = torch.tensor([[1, first], [0, first]], device=decoder.device)
+        form.prepare(2, frames)
+        found = [run(with_, arena, codes, places) for (run, with_), arena in zip(runs, arenas, strict=False)]
+        found.append(form.continue_stream(arenas[2], codes, places))
+        first += frames
+        ratios += [_ratio(*found), _ratio(*(arena.rows[:2] for arena in arenas))]
+    return max(ratios)
+
+
+def _ratio(exact: Tensor, plain: Tensor, other: Tensor) -> float:
+    errors = [(tensor.double() - exact.double()).square().mean().sqrt() for tensor in (other, plain)]
+    floor = torch.finfo(plain.dtype).eps * exact.double().square().mean().sqrt()
+    return float(errors[0] / torch.maximum(errors[1], floor))
