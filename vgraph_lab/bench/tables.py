@@ -9,6 +9,8 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
+from vgraph_lab.graphs.table import MIB
+
 from .record import MeasurementRecord
 
 __all__ = ["planner_table", "service_table", "stateless_table", "streaming_table", "v1_table"]
@@ -52,12 +54,12 @@ def streaming_table(record: MeasurementRecord) -> Group:
             cells = [_figure(row.get(f"{variant}_{key}"), ".2f") for key in columns.values()]
             table.add_row(*name, variant, *cells, *([_figure(burst and burst / 1e3, ".2f")] if on_gpu else ()))
         table.add_row("", "", "÷", *(_figure(row.get(f"speedup_{phase}"), ".2f") for phase in phases), end_section=True, style="bold")
-    capture, state = record.settings["capture"], record.settings["request_state_bytes"] / 2**20
+    capture, state = record.settings["capture"], record.settings["request_state_bytes"] / MIB
     hits, fallbacks = (sum(row[key] for row in record.rows) for key in ("graph_hits", "graph_fallbacks"))
     difference = max(value for row in record.rows for key, value in row.items() if key.startswith("largest_difference"))
     return Group(
         table,
-        f"{_captures('through the Manager', capture)}, {capture['static_buffer_bytes'] / 2**20:,.1f} MiB of static buffers",
+        f"{_captures('through the Manager', capture)}, {capture['static_buffer_bytes'] / MIB:,.1f} MiB of static buffers",
         f"{state:,.1f} MiB of request state; largest difference from eager {difference:.2g}",
         _coverage(hits, fallbacks),
     )
@@ -91,7 +93,7 @@ def planner_table(record: MeasurementRecord) -> Group:
     for heading in ("case", "sum up s", "plan s", "peak MiB", "shapes", "front", "graphs", "covered %"):
         table.add_column(heading, justify="left" if heading == "case" else "right")
     for row in record.rows:
-        figures = [f"{row['summarise_s']:.3f}", f"{row['plan_s']:.3f}", f"{row['peak_bytes'] / 2**20:,.1f}"]
+        figures = [f"{row['summarise_s']:.3f}", f"{row['plan_s']:.3f}", f"{row['peak_bytes'] / MIB:,.1f}"]
         counts = [f"{row[name]:,}" for name in ("traffic_rows", "front_points", "graphs_recommended")]
         table.add_row(row["case"], *figures, *counts, f"{100 * row['coverage_recommended']:.1f}")
     return Group(table)
@@ -115,7 +117,7 @@ def v1_table(record: MeasurementRecord) -> Group:
         nodes = " / ".join(str(sum(row[f"{mode}_nodes"].values())) for mode in modes[1:])
         table.add_row(str(row["batch_size"]), *times, *gains, *host, nodes)
     lines = [
-        f"{mode}: {figures['graphs']} graphs in {figures['seconds']:.2f} s, {figures['pool_reserved_bytes'] / 2**20:,.0f} MiB of pool"
+        f"{mode}: {figures['graphs']} graphs in {figures['seconds']:.2f} s, {figures['pool_reserved_bytes'] / MIB:,.0f} MiB of pool"
         for mode, figures in record.settings["captures"].items()
         if figures["graphs"]
     ]
@@ -135,7 +137,7 @@ def _coverage(hits: int, fallbacks: int) -> str:
 
 
 def _captures(words: str, figures: dict[str, Any]) -> str:
-    pool = figures["pool_reserved_bytes"] / 2**20
+    pool = figures["pool_reserved_bytes"] / MIB
     return (
         f"{figures['graphs']} graphs {words}: {figures['capture_seconds']:.2f} s capturing, "
         f"{figures['seconds']:.2f} s with warm-ups, {pool:,.0f} MiB of pool"

@@ -112,7 +112,7 @@ def summarise_times(walls: Sequence[float], hosts: Sequence[float]) -> Timing:
     """Medians and tails of runs, in the unit in which they come."""
 
     def tails(values: Sequence[float]) -> tuple[float, float]:
-        deciles = quantiles(values, n=10) if len(values) > 1 else [values[0]] * 9
+        deciles = quantiles(values, n=10, method="inclusive") if len(values) > 1 else [values[0]] * 9
         return deciles[0], deciles[-1]
 
     return Timing(median(walls), *tails(walls), median(hosts), *tails(hosts), len(walls))

@@ -13,6 +13,7 @@ from rich.console import Group
 
 from vgraph_lab import bundled
 
+from .bench_ubatch import ubatch
 from .shared import AsJson, Device, Dtype, Kind, console, numbers, status
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["bench_app"]
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure: medians, spread and ratios of interleaved runs.")
+bench_app.command()(ubatch)
 
 ChunkFrames = Annotated[int, typer.Option(min=1, help="Frames of every chunk after the first.")]
 InitialFrames = Annotated[int, typer.Option(min=0, help="Frames of the first chunk; 0: by load.")]
@@ -262,3 +264,6 @@ def _deliver(
         print(record.to_json())
     else:
         console.print(as_table(record))
+
+
+from . import bench_compare  # noqa: E402, F401 - registers its command, which takes the options above

@@ -1,6 +1,7 @@
 """Tables and measures: what was captured, whether calls hit it, and whether it sounds the same."""
 
 from .anatomy import Anatomy, anatomy
+from .anatomy_diff import AnatomyDiff, anatomy_diff
 from .audio import EXACT, Tolerance, Verdict, WaveformDifference, tolerance_for, verdict, waveform_difference
 from .coverage import Drift, coverage_summary, coverage_table, drift, uncovered_shapes
 from .entries import entries_table
@@ -31,6 +32,7 @@ __all__ = [
     "ABXTest",
     "ABXTrial",
     "Anatomy",
+    "AnatomyDiff",
     "AudioSet",
     "CaptureFigures",
     "CaptureSummary",
@@ -49,6 +51,7 @@ __all__ = [
     "Verdict",
     "WaveformDifference",
     "anatomy",
+    "anatomy_diff",
     "audio_set_of",
     "calls_between",
     "chunk_differences",

@@ -10,13 +10,13 @@ from vgraph_lab.graphs.descriptor import Descriptor
 from vgraph_lab.graphs.entry import CaptureCost
 from vgraph_lab.graphs.report import CaptureOutcome
 from vgraph_lab.graphs.stats import StatsSnapshot
+from vgraph_lab.graphs.table import MIB
 
 from .recording import Source, graphs_of, stats_of
 from .records import GraphRecord
 
 __all__ = ["ENTRY_COLUMNS", "entries_table"]
 
-_MIB = 2**20
 
 ENTRY_COLUMNS = {
     "order": "position among all captures of the Manager, from 0; missing where nothing was captured",
@@ -112,13 +112,13 @@ def _row(graph: GraphRecord, stats: StatsSnapshot) -> dict[str, Any]:
 def _costs(cost: CaptureCost) -> dict[str, Any]:
     return {
         "order": cost.order,
-        "static_buffer_mib": cost.static_buffer_bytes / _MIB,
-        "output_mib": cost.output_bytes / _MIB,
-        "charge_mib": cost.charge_bytes / _MIB,
-        "pool_before_mib": cost.pool_reserved_before_bytes / _MIB,
-        "pool_after_mib": cost.pool_reserved_after_bytes / _MIB,
-        "pool_delta_mib": cost.pool_delta_bytes / _MIB,
-        "device_delta_mib": None if cost.device_delta_bytes is None else cost.device_delta_bytes / _MIB,
+        "static_buffer_mib": cost.static_buffer_bytes / MIB,
+        "output_mib": cost.output_bytes / MIB,
+        "charge_mib": cost.charge_bytes / MIB,
+        "pool_before_mib": cost.pool_reserved_before_bytes / MIB,
+        "pool_after_mib": cost.pool_reserved_after_bytes / MIB,
+        "pool_delta_mib": cost.pool_delta_bytes / MIB,
+        "device_delta_mib": None if cost.device_delta_bytes is None else cost.device_delta_bytes / MIB,
         "warmup_s": cost.warmup_s,
         "capture_s": cost.capture_s,
         "gc_s": cost.gc_s,

@@ -7,13 +7,13 @@ from typing import Any
 import pandas as pd
 
 from vgraph_lab.errors import InputError
+from vgraph_lab.graphs.table import MIB
 
 from .recording import Recording, Source, figures_of, memory_before, read_memory
 from .records import CaptureFigures, MemoryReading
 
 __all__ = ["ESTIMATE_COLUMNS", "LEDGER_COLUMNS", "LEDGER_PARTS", "estimate_table", "ledger_table"]
 
-_MIB = 2**20
 
 LEDGER_PARTS = ("weights", "state", "static buffers", "pool", "other", "free")
 """What the total is made of, in this order. Static buffers and pool are the graphs."""
@@ -84,10 +84,10 @@ def ledger_table(source: Source, *, before: MemoryReading | None = None) -> pd.D
     earlier, later = None if before is None else _parts(before), _parts(now)
     rows = []
     for part in (*LEDGER_PARTS, "total"):
-        row: dict[str, Any] = {"part": part, "now_mib": later[part] / _MIB}
-        row["meaning"] = meanings[part].format(live=f"{now.pool_live_bytes / _MIB:,.2f}")
+        row: dict[str, Any] = {"part": part, "now_mib": later[part] / MIB}
+        row["meaning"] = meanings[part].format(live=f"{now.pool_live_bytes / MIB:,.2f}")
         if earlier is not None:
-            row |= {"before_mib": earlier[part] / _MIB, "change_mib": (later[part] - earlier[part]) / _MIB}
+            row |= {"before_mib": earlier[part] / MIB, "change_mib": (later[part] - earlier[part]) / MIB}
         rows.append(row)
     table = pd.DataFrame(rows, columns=list(LEDGER_COLUMNS))
     return table.astype({name: "float64" if name.endswith("_mib") else "str" for name in LEDGER_COLUMNS})
@@ -135,10 +135,10 @@ def estimate_table(source: Source | CaptureFigures) -> pd.DataFrame:
 def _estimate_row(target: str, descriptor: str, estimated: int | None, measured: int | None) -> dict[str, Any]:
     row: dict[str, Any] = {"target": target, "descriptor": descriptor}
     if estimated is not None:
-        row["estimated_mib"] = estimated / _MIB
+        row["estimated_mib"] = estimated / MIB
     if measured is not None:
-        row["measured_mib"] = measured / _MIB
+        row["measured_mib"] = measured / MIB
     if estimated is not None and measured is not None:
-        row["error_mib"] = (estimated - measured) / _MIB
+        row["error_mib"] = (estimated - measured) / MIB
         row["error_share"] = (estimated - measured) / measured if measured else None
     return row

@@ -43,7 +43,7 @@ class NotebookSummary(ABC):
         Raises:
             InputError: keys are missing or unknown.
         """
-        wanted = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+        wanted = {field.name for field in fields(cls)}  # type: ignore[arg-type]  # subclasses are dataclasses
         if set(data) != wanted:
             raise InputError(f"not a {cls.KIND} summary: missing {sorted(wanted - set(data))}, unknown {sorted(set(data) - wanted)}.")
         return cls(**data)

@@ -6,12 +6,13 @@ from typing import Any
 
 import pandas as pd
 
+from vgraph_lab.graphs.table import MIB
+
 from .recording import Source, segments_of
 from .records import SegmentRecord
 
 __all__ = ["SEGMENT_COLUMNS", "segments_table"]
 
-_MIB = 2**20
 
 SEGMENT_COLUMNS = {
     "segment": "number of the segment, from 1, in the order of the captures that took them",
@@ -51,10 +52,10 @@ def _rows(number: int, segment: SegmentRecord) -> list[dict[str, Any]]:
         rows.append(
             {
                 "segment": number,
-                "segment_mib": segment.size_bytes / _MIB,
+                "segment_mib": segment.size_bytes / MIB,
                 "made_by": segment.made_by,
-                "offset_mib": offset / _MIB,
-                "block_mib": block.size_bytes / _MIB,
+                "offset_mib": offset / MIB,
+                "block_mib": block.size_bytes / MIB,
                 "is_live": block.is_live,
                 "held_by": block.held_by,
             }

@@ -151,4 +151,4 @@ def _treble_dbfs(wav: Samples, seams: Sequence[int], sample_rate: int) -> np.nda
     pieces = padded[torch.tensor(seams, dtype=torch.int64)[:, None] + torch.arange(2 * reach)]
     treble: Tensor = fftconvolve(pieces, response[None], mode="valid")[:, : (2 * _NEIGHBOURS + 1) * width]
     energy = treble.reshape(len(seams), 2 * _NEIGHBOURS + 1, width).square().mean(dim=-1)
-    return np.vectorize(dbfs, otypes=[np.float64])(energy.sqrt().numpy())  # type: ignore[no-any-return]
+    return np.vectorize(dbfs, otypes=[np.float64])(energy.sqrt().numpy())  # type: ignore[no-any-return]  # np.vectorize is untyped

@@ -32,6 +32,7 @@ from vgraph_lab.graphs.backends.base import GraphBackend
 from vgraph_lab.graphs.descriptor import Descriptor
 from vgraph_lab.graphs.entry import GraphEntry, Rejection
 from vgraph_lab.graphs.store import GraphStore
+from vgraph_lab.graphs.table import MIB
 from vgraph_lab.graphs.target import Target
 
 from .shapes import SUFFIX_TARGET_ID, Shape, shape_of, suffix_state
@@ -54,7 +55,6 @@ COST_COLUMNS = {
 
 _KEYS = ["target", "state", "batch_size", "frames"]
 _FIGURES = ["charge_bytes", "shared_bytes", "capture_s", "replay_ms", "eager_ms"]
-_MIB = 2**20
 
 
 def cost_table(data: pd.DataFrame | Mapping[str, Sequence[Any]]) -> pd.DataFrame:
@@ -100,10 +100,10 @@ def costs_of_entries(entries: pd.DataFrame) -> pd.DataFrame:
     captured = entries[entries["status"] == "captured"].sort_values("order")
     if captured.empty:
         raise InputError("the entries table holds no captured graph, so it tells no costs. Capture first.")
-    outputs = captured["output_mib"].cumsum() * _MIB
-    shared = (captured["pool_after_mib"] * _MIB - outputs).clip(lower=0)
+    outputs = captured["output_mib"].cumsum() * MIB
+    shared = (captured["pool_after_mib"] * MIB - outputs).clip(lower=0)
     shared = shared.where(captured["pool_delta_mib"] > captured["output_mib"])
-    own = (captured["static_buffer_mib"] + captured["output_mib"]) * _MIB
+    own = (captured["static_buffer_mib"] + captured["output_mib"]) * MIB
     suffix = captured["target"] == SUFFIX_TARGET_ID
     kept = captured["descriptor"].str.extract(r" (\d+)→")[0]
     states = [suffix_state(m, int(k)) if s else m for m, k, s in zip(captured["state"], kept, suffix, strict=True)]

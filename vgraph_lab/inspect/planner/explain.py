@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vgraph_lab.graphs.table import MIB
+
 from .demand import Demand
 from .grids import StatelessGrid, StreamingGrid
 from .shapes import Shape, descriptor_of
@@ -68,7 +70,7 @@ def _told(demand: Demand, choice: Choice, name: str, rest: tuple[Shape, ...], al
     change = f", {abs(saved_s):.3g} s {'more' if saved_s > 0 else 'less'} in all" if saved_s else ""
     graphs = f"{len(mine)} graph{'' if len(mine) == 1 else 's'}"
     return (
-        f"{name} ({graphs}): serves {_calls(calls)} ({calls / total:.1%}); takes {cost_bytes / 2**20:,.2f} MiB and {cost_s:.2f} s of "
+        f"{name} ({graphs}): serves {_calls(calls)} ({calls / total:.1%}); takes {cost_bytes / MIB:,.2f} MiB and {cost_s:.2f} s of "
         f"capture. {always or 'Without it'}{'' if not always else ' Otherwise'} {fate}{change}."
     )
 

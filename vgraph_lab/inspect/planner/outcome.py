@@ -11,6 +11,7 @@ from vgraph_lab.errors import LifecycleError
 from vgraph_lab.graphs.descriptor import Descriptor
 from vgraph_lab.graphs.manager import VocoderCUDAGraphManager
 from vgraph_lab.graphs.stats import CallKind, StatsSnapshot
+from vgraph_lab.graphs.table import MIB
 from vgraph_lab.graphs.target import Target
 from vgraph_lab.inspect.coverage import coverage_table
 
@@ -19,7 +20,6 @@ from .forecast import Forecast
 
 __all__ = ["OUTCOME_COLUMNS", "compare_outcome", "resolve_traffic"]
 
-_MIB = 2**20
 
 OUTCOME_COLUMNS = {
     "figure": "what is compared",
@@ -93,7 +93,7 @@ def compare_outcome(forecast: Forecast, traffic: pd.DataFrame, manager: VocoderC
         ("calls in graphs", "%", _percent(figures["coverage"]), _percent(shares["calls"]), "rule"),
         ("audio in graphs", "%", _percent(figures["audio_coverage"]), _percent(shares["audio"]), "rule"),
         ("padding", "% of computed frames", _percent(figures["wasted_share"]), _percent(shares["wasted"]), "rule"),
-        ("memory", "MiB", None if charge is None else charge / _MIB, report.bytes / _MIB, memory),
+        ("memory", "MiB", None if charge is None else charge / MIB, report.bytes / MIB, memory),
         ("captures", "s", figures["capture_s"], capture_s, memory),
     ]
     table = pd.DataFrame(rows, columns=["figure", "unit", "predicted", "outcome", "source"])

@@ -24,6 +24,7 @@ import pandas as pd
 
 from vgraph_lab.errors import ConfigError, InputError
 from vgraph_lab.graphs.descriptor import Descriptor
+from vgraph_lab.graphs.table import MIB
 
 from .costs import CostBook, complete_costs
 from .demand import Demand
@@ -101,7 +102,7 @@ class PlanPoint:
         return (
             f"{'; '.join(sizes) or 'sizes of its own'}: {f['graphs']} graphs, {f['coverage']:.1%} of calls and "
             f"{f['audio_coverage']:.1%} of audio, {_speed(f['saved_s'], f['saved_share'])}, "
-            f"{f['charge_bytes'] / 2**20:,.1f} MiB, {f['capture_s']:.2f} s to capture"
+            f"{f['charge_bytes'] / MIB:,.1f} MiB, {f['capture_s']:.2f} s to capture"
         )
 
 
@@ -288,7 +289,7 @@ class Plan:
         problems = []
         if budget_bytes is not None and budget_bytes < graphs["charge_bytes"].min():
             least = graphs["charge_bytes"].min()
-            problems.append(f"the budget is {budget_bytes / 2**20:,.2f} MiB, and the smallest set of graphs takes {least / 2**20:,.2f} MiB")
+            problems.append(f"the budget is {budget_bytes / MIB:,.2f} MiB, and the smallest set of graphs takes {least / MIB:,.2f} MiB")
         if max_capture_s is not None and max_capture_s < graphs["capture_s"].min():
             problems.append(f"max_capture_s is {max_capture_s:g}, and the quickest set of graphs takes {graphs['capture_s'].min():.3g}")
         if min_coverage is not None and min_coverage > graphs["coverage"].max():

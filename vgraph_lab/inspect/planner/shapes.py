@@ -44,7 +44,7 @@ def suffix_state(mode: str, kept: int) -> str:
 def shape_of(target_id: str, descriptor: Descriptor) -> Shape:
     """The name of a Descriptor or of a runtime key."""
     is_suffix = isinstance(descriptor, SuffixDescriptor)
-    state = suffix_state(descriptor.state, descriptor.source) if is_suffix else descriptor.state  # type: ignore[attr-defined]
+    state = suffix_state(descriptor.state, descriptor.source) if is_suffix else descriptor.state  # type: ignore[attr-defined]  # suffix descriptors have it
     return Shape(target_id, state, descriptor.batch_size, descriptor.frames)
 
 
