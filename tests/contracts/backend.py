@@ -72,6 +72,7 @@ class BackendContract:
         assert any(begin <= output.data_ptr() < begin + size for begin, size in live)
         del output
         graph.reset()
+        backend.release_cached_memory()
         assert pool.segments() == ()
 
     def test_output_has_one_address_and_is_overwritten(self, backend: GraphBackend, x: Tensor) -> None:

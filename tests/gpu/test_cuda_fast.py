@@ -122,9 +122,10 @@ def test_forms_take_turns_on_one_state(device: str, decoders: dict[torch.dtype, 
             truth.append(continue_stream(exact, arenas[2], codes, slots, first)[:, 0])
             first = first + size
     errors = [(torch.cat(found, dim=1) - torch.cat(truth, dim=1)).square().mean().sqrt() for found in (mixed, plain)]
-    assert errors[0] < 2 * errors[1] + 1e-6
+    noise = 1e-4 if dtype is torch.float32 else 0.0  # where the truth has the plain form's own rounding
+    assert errors[0] < 2 * errors[1] + noise
     kept = [(arena.rows[:2].float() - arenas[2].rows[:2]).square().mean().sqrt() for arena in arenas[:2]]
-    assert kept[0] < 2 * kept[1] + 1e-6
+    assert kept[0] < 2 * kept[1] + noise
 
 
 def test_replays_equal_the_step_bit_for_bit(device: str, decoders: dict[torch.dtype, Code2WavDecoder]) -> None:

@@ -78,7 +78,7 @@ def test_steps_equal_the_whole_in_double_precision(geometry: DecoderGeometry) ->
                     arena.rows[row].fill_(float("nan"))
                     wave = begin_with_reference(decoder, arena, padded, slot, torch.tensor([reference - window]), new_frames=first)
                 else:
-                    arena.clear(slot)
+                    arena.rows[row].fill_(float("nan"))  # left by whoever had the row before
                     wave = continue_stream(decoder, arena, utterance[None, :, :first], slot, torch.tensor([0]))
                 pieces[row].append(wave[0])
             done = first
@@ -235,15 +235,20 @@ def test_rows_of_the_arena() -> None:
     arena = StateArena(random_decoder(FLAT), 3)
     arena.rows.normal_()
     before, slots = arena.rows.clone(), torch.tensor([2, 0])
-    copied = arena.copy_of(slots)
-    histories = arena.histories(slots)
+    copies = [arena.copy_of([2, 0]), arena.copy_of([1, 0, 2])]
+    assert isinstance(copies[0][0], Tensor)
+    assert copies[1][0] == slice(0, 3), "neighbours, in whatever order"
+    histories = arena.histories(slots, torch.tensor([3, 1]))
     assert torch.equal(histories, before[slots].flatten(1)[:, : history_size(random_decoder(FLAT))])
     arena.write_histories(slots, histories + 1)
-    arena.clear(torch.tensor([2]))
-    assert not arena.rows[2].any()
     assert torch.equal(arena.rows[[1, 3]], before[[1, 3]])
-    arena.put_back(slots, copied)
-    assert torch.equal(arena.rows, before)
+    fresh = arena.histories(slots, torch.tensor([0, 1]))
+    assert not fresh[0].any(), "a stream that begins has no past"
+    assert torch.equal(fresh[1], histories[1] + 1)
+    for where, rows in copies:
+        arena.rows[[0, 2]] = 7
+        arena.put_back(where, rows)
+        assert torch.equal(arena.rows, before)
 
 
 # ---------------------------------------------------------------------------------------------------- widths

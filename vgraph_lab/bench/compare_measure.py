@@ -157,8 +157,9 @@ class Comparison:
         calls = {(name, "steady"): player.steady for name, player in players.items()}
         for name, (contender, streams, _) in players.items():
             if isinstance(contender, RunnerContender) and contender.report.captured:
-                handle = contender.handle_call(streams, codes.chunks[-1])
-                calls |= {(name, "handle"): handle} if handle else {}
+                for kind, chunk, begins in (("handle", codes.chunks[-1], False), ("handle_first", codes.first, True)):
+                    handle = contender.handle_call(streams, chunk, begins=begins)
+                    calls |= {(name, kind): handle} if handle else {}
         self.progress(f"{batch_size} at a time: timing steady chunks")
         for (name, kind), timing in self._interleaved({key: _ready(run) for key, run in calls.items()}).items():
             rows[name] |= _named(kind, timing)

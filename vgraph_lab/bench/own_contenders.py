@@ -190,8 +190,10 @@ class RunnerContender:
     def start(self, rows: int) -> RunnerStreams:
         return RunnerStreams(self.runner, rows)
 
-    def handle_call(self, streams: Streams, codes: Tensor) -> Callable[[], Tensor] | None:
+    def handle_call(self, streams: Streams, codes: Tensor, *, begins: bool = False) -> Callable[[], Tensor] | None:
         """The call of the Target alone that decodes the next chunk of live streams; None if no single Target does it.
+
+        With ``begins`` it decodes their first one, in the same place.
 
         Calling it again decodes at the same place again; the streams are of no use afterwards.
         """
@@ -200,7 +202,7 @@ class RunnerContender:
             return None
         (target,) = path.targets
         live = [path.state_of(name)[0] for name in _ids(streams)]
-        places = torch.tensor([(request.slot, request.ref_frames + request.suffix_frames) for request in live])
+        places = torch.tensor([(request.slot, 0 if begins else request.ref_frames + request.suffix_frames) for request in live])
         return lambda: target(codes, places, False, False)
 
     def states(self, streams: Streams) -> list[Tensor] | None:

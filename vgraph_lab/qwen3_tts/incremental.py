@@ -31,7 +31,7 @@ __all__ = ["begin_with_reference", "continue_stream", "render_context_frames"]
 
 
 def continue_stream(decoder: Code2WavDecoder, arena: StateArena, codes: Tensor, slots: Tensor, first: Tensor) -> Tensor:
-    """Decode the next frames of streams, each at a position of its own. A stream begins at frame 0 with a cleared row.
+    """Decode the next frames of streams, each at a position of its own. A stream begins at frame 0, whatever its row held.
 
     Args:
         decoder: the decoder.
@@ -44,7 +44,7 @@ def continue_stream(decoder: Code2WavDecoder, arena: StateArena, codes: Tensor, 
         Waveform of these frames [B, 1, n * samples_per_frame].
     """
     frames, ring = codes.shape[-1], arena.ring
-    histories = arena.histories(slots)
+    histories = arena.histories(slots, first)
     past = _Histories(histories)
     conv: Tensor = decoder.pre_conv(decoder.quantize(codes), past)
 

@@ -133,10 +133,10 @@ class IncrementalPath:
         slots = dict(zip((r.request_id for r in beginning), self.book.slots_for(len(beginning), leaving), strict=True))
         results: dict[str, ChunkResult] = {request_id: torch.zeros(0, device=self._device) for request_id in ending}
         results |= refused
-        copies: list[tuple[Tensor, Tensor]] = []
+        copies: list[tuple[slice | Tensor, Tensor]] = []
         try:
             for wave in self._waves(steps, slots):
-                self._make_ready(wave, copies)
+                self._keep_copies(wave, copies)
                 for members in self._grouped(wave):
                     results |= self._decode(members)
         except BaseException as error:
@@ -199,17 +199,12 @@ class IncrementalPath:
                 return _Pieces((first, *rest), begins_with_reference=True)
         return _Pieces(self.widths.eager(frames), begins_with_reference=True)
 
-    def _make_ready(self, wave: list[_Row], copies: list[tuple[Tensor, Tensor]]) -> None:
-        """Copy the rows of live requests, and clear those in which a stream begins."""
+    def _keep_copies(self, wave: list[_Row], copies: list[tuple[slice | Tensor, Tensor]]) -> None:
+        """Copy the rows of live requests."""
         held = {request.slot for request in self.book.live.values()}
         kept = [row.slot for row in wave if row.slot in held]
         if kept:
-            slots = torch.tensor(kept).to(self._device, non_blocking=True)
-            copies.append((slots, self.table.copy_of(slots)))
-        # Behind a reference a row is written anew, whole.
-        fresh = [row.slot for row in wave if row.step.is_first and not row.pieces.begins_with_reference]
-        if fresh:
-            self.table.clear(torch.tensor(fresh).to(self._device, non_blocking=True))
+            copies.append(self.table.copy_of(kept))
 
     # ------------------------------------------------------------------------------------------------ decoding
 
@@ -262,11 +257,11 @@ class IncrementalPath:
             self._end(steps, error)
             raise
 
-    def _put_back(self, steps: list[Step], copies: list[tuple[Tensor, Tensor]], error: BaseException) -> None:
+    def _put_back(self, steps: list[Step], copies: list[tuple[slice | Tensor, Tensor]], error: BaseException) -> None:
         """Undo what a failed forward has done to rows, the latest first. If that fails, its requests end."""
         try:
-            for slots, rows in reversed(copies):
-                self.table.put_back(slots, rows)
+            for where, rows in reversed(copies):
+                self.table.put_back(where, rows)
         except BaseException:
             self._end(steps, error)
             raise

@@ -12,7 +12,6 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vgraph_lab.errors import FormError, InputError
 from vgraph_lab.graphs.descriptor import Descriptor
@@ -69,7 +68,6 @@ class IncrementalRoutine(Routine[Tensor]):
         self._not_in_form: dict[Descriptor, str] = {}
         self._device, self._samples_per_frame = decoder.device, decoder.samples_per_frame
         self._window = decoder.geometry.sliding_window
-        self._spare_place = torch.tensor([[arena.spare_slot, 0]])
         by_work = sorted(descriptors, key=lambda d: (d.work, d.frames))
 
         @lru_cache(maxsize=4096)
@@ -117,23 +115,28 @@ class IncrementalRoutine(Routine[Tensor]):
         return key
 
     def allocate_buffers(self, descriptor: Descriptor) -> Buffers:
-        """``codes`` [B, Q, columns] and ``places`` [B, 2]; int64."""
-        rows, columns = descriptor.batch_size, descriptor.frames + (self._window if descriptor.state == WITH_REFERENCE else 0)
-        return {
-            "codes": torch.zeros(rows, self.decoder.geometry.num_quantizers, columns, dtype=torch.int64, device=self._device),
-            "places": torch.zeros(rows, 2, dtype=torch.int64, device=self._device),
-        }
+        """``inputs``, int64 in one piece, so that one copy brings them: places [B, 2], then codes [B, Q, columns]."""
+        rows, columns = descriptor.batch_size, self._columns(descriptor)
+        count = rows * (2 + self.decoder.geometry.num_quantizers * columns)
+        return {"inputs": torch.zeros(count, dtype=torch.int64, device=self._device)}
+
+    def _columns(self, descriptor: Descriptor) -> int:
+        return descriptor.frames + (self._window if descriptor.state == WITH_REFERENCE else 0)
+
+    def _parts(self, descriptor: Descriptor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes and places in ``inputs``."""
+        rows = descriptor.batch_size
+        return inputs[2 * rows :].view(rows, -1, self._columns(descriptor)), inputs[: 2 * rows].view(rows, 2)
 
     def prepare_for_capture(self, descriptor: Descriptor, buffers: Buffers) -> None:
         """Let all rows work in the spare slot, so that no request's state moves."""
         self._get_form_ready(descriptor)
-        buffers["codes"].fill_(_PAD_CODE)
-        buffers["places"].copy_(self._spare_place.expand(descriptor.batch_size, -1))
+        self._fill(*self._parts(descriptor, buffers["inputs"]), None, None)
 
     def forward_for_capture(self, descriptor: Descriptor, buffers: Buffers) -> Tensor:
         """The form's mathematics on the static inputs and the arena's rows."""
         form = self._plain if descriptor in self._not_in_form else self._form
-        return self._forward(form, buffers["codes"], buffers["places"], has_reference=descriptor.state == WITH_REFERENCE)
+        return self._forward(form, *self._parts(descriptor, buffers["inputs"]), has_reference=descriptor.state == WITH_REFERENCE)
 
     def _get_form_ready(self, descriptor: Descriptor) -> None:
         if descriptor.state == WITH_REFERENCE or descriptor in self._not_in_form:
@@ -154,15 +157,30 @@ class IncrementalRoutine(Routine[Tensor]):
     def copy_runtime_inputs(
         self, descriptor: Descriptor, buffers: Buffers, codes: Tensor, places: Tensor, has_reference: bool = False, is_last: bool = False
     ) -> None:
-        """One copy each. Padding is added before it, where the input is; rows that a call does not cover get the spare slot."""
-        static = buffers["codes"]
-        missing_rows, missing_frames = static.shape[0] - codes.shape[0], static.shape[2] - codes.shape[2]
-        if missing_rows or missing_frames:
-            codes = F.pad(codes, (0, missing_frames, 0, 0, 0, missing_rows), value=_PAD_CODE)
-        if missing_rows:
-            places = torch.cat((places, self._spare_place.to(places.device).expand(missing_rows, -1)))
-        static.copy_(codes, non_blocking=True)
-        buffers["places"].copy_(places, non_blocking=True)
+        """One copy to the device. Rows that a call does not cover get the spare slot.
+
+        Host inputs go through pinned memory: a copy from pageable memory waits once the driver has no room left to put it by. torch
+        keeps pinned blocks, and hands one out again when its copy is done.
+        """
+        inputs = buffers["inputs"]
+        is_staged = inputs.is_cuda and not codes.is_cuda and not places.is_cuda
+        staged = torch.empty_like(inputs, device="cpu", pin_memory=True) if is_staged else inputs
+        self._fill(*self._parts(descriptor, staged), codes, places)
+        if is_staged:
+            inputs.copy_(staged, non_blocking=True)
+
+    def _fill(self, all_codes: Tensor, all_places: Tensor, codes: Tensor | None, places: Tensor | None) -> None:
+        """Write a call's inputs, and padding where they do not reach."""
+        rows = 0
+        if codes is None or places is None or codes.shape != all_codes.shape:
+            all_codes.fill_(_PAD_CODE)
+        if codes is not None and places is not None:
+            rows, _, columns = codes.shape
+            all_codes[:rows, :, :columns].copy_(codes, non_blocking=True)
+            all_places[:rows].copy_(places, non_blocking=True)
+        if rows < all_places.shape[0]:
+            all_places[rows:, 0].fill_(self._arena.spare_slot)
+            all_places[rows:, 1].fill_(0)
 
     def output_after_replay(
         self,

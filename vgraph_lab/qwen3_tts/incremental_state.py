@@ -5,10 +5,13 @@ A row is a number of *pages*, each as large as what one frame leaves in the tran
     [ histories of all convolutions, filled up to whole pages | frame 0 | frame 1 | … | frame W − 2 ]
 
 The frames are a ring: frame t lies in page t mod (W − 1), so that a step writes its own frames only. Graphs read and write rows
-in place by slot number. Which frame a row has reached is not kept here: callers say it with every step.
+in place by slot number. Which frame a row has reached is not kept here: callers say it with every step. A stream begins at frame 0,
+and what its row held before is of no account then.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -63,9 +66,9 @@ class StateArena(nn.Module):
 
     # Steps. ``slots`` is int64 [B] on the arena's device.
 
-    def histories(self, slots: Tensor) -> Tensor:
-        """What the convolutions of some rows keep, copied out: [B, ·]."""
-        return self._histories.index_select(0, slots)
+    def histories(self, slots: Tensor, first: Tensor) -> Tensor:
+        """What the convolutions of some rows keep before frame ``first``, copied out: [B, ·]. Before frame 0 it is zero."""
+        return self._histories.index_select(0, slots).masked_fill_((first == 0)[:, None], 0)
 
     def no_histories(self, count: int) -> Tensor:
         """The same of requests that have not begun."""
@@ -83,10 +86,11 @@ class StateArena(nn.Module):
             first: int64 [B].
 
         Returns:
-            [B, W − 1, layers, 2, kv_heads, head_dim]. What stands for frames below 0 means nothing.
+            [B, W − 1, layers, 2, kv_heads, head_dim]. Frames below 0 are zero, whatever an earlier request left there.
         """
-        frames = self._frames.index_select(0, self._pages(slots, first, self.ring))
-        return frames.view(-1, self.ring, *self._frame_shape)
+        frames = self._frames.index_select(0, self._pages(slots, first, self.ring)).view(-1, self.ring, self._frames.shape[1])
+        has_been = first[:, None] + torch.arange(-self.ring, 0, device=first.device) >= 0
+        return frames.masked_fill_(~has_been[..., None], 0).view(-1, self.ring, *self._frame_shape)
 
     def write_frames(self, slots: Tensor, first: Tensor, frames: Tensor) -> None:
         """Keep consecutive frames of each row, at most W − 1 of them: [B, n, page size], beginning with frame ``first`` [B]."""
@@ -112,14 +116,14 @@ class StateArena(nn.Module):
 
     # Slots, between steps.
 
-    def clear(self, slots: Tensor) -> None:
-        """Make rows as new."""
-        self.rows.index_fill_(0, slots, 0)
+    def copy_of(self, slots: Sequence[int]) -> tuple[slice | Tensor, Tensor]:
+        """Whole rows, copied out, and where they belong. Neighbouring rows are copied in one piece, without an index on the device."""
+        begin, end = min(slots), max(slots) + 1
+        if end - begin == len(slots):
+            return slice(begin, end), self.rows[begin:end].clone()
+        where = torch.tensor(slots).to(self.rows.device, non_blocking=True)
+        return where, self.rows.index_select(0, where)
 
-    def copy_of(self, slots: Tensor) -> Tensor:
-        """Whole rows, copied out."""
-        return self.rows.index_select(0, slots)
-
-    def put_back(self, slots: Tensor, rows: Tensor) -> None:
+    def put_back(self, where: slice | Tensor, rows: Tensor) -> None:
         """Whole rows as :meth:`copy_of` returned them."""
-        self.rows.index_copy_(0, slots, rows)
+        self.rows[where] = rows

@@ -341,6 +341,8 @@ def sum_taps(x, bias, out, T, left, TAPS: tl.constexpr, BLOCK: tl.constexpr):
 def move_histories(arena, buffers, places, programs, layers, slot_stride, SAVE: tl.constexpr, BLOCK: tl.constexpr):
     """Copy what all convolutions look back at: from the arena in front of each buffer, or (SAVE) from each buffer's end back.
 
+    A stream that begins has zeros there.
+
     ``programs`` is int64 [P, 2]: layer, and the first of the BLOCK elements that a program copies. ``layers`` is int64 [L, 6]:
     place in the arena's row, channels C, samples S, new samples T, place in the buffers, and elements from one row to the next.
     The arena holds [C, S], a buffer [S + T, C].
@@ -359,4 +361,5 @@ def move_histories(arena, buffers, places, programs, layers, slot_stride, SAVE: 
     if SAVE:
         tl.store(kept, tl.load(buffer + tl.load(layer + 3) * channels, mask=mask), mask=mask)
     else:
-        tl.store(buffer, tl.load(kept, mask=mask), mask=mask)
+        has_begun = tl.load(places + 2 * b + 1) != 0
+        tl.store(buffer, tl.load(kept, mask=mask & has_begun, other=0.0), mask=mask)

@@ -75,7 +75,7 @@ def candidates(problem: Problem) -> list[Tile]:
 def _of_unit(problem: Problem) -> list[Tile]:
     depth, parts = _depth(problem, 64)
     columns = _power_of_two(problem.columns)
-    shapes = ((64, 4, 3), (128, 8, 3), (128, 4, 3), (64, 4, 2), (128, 8, 2))
+    shapes = ((64, 4, 3), (64, 4, 2), (128, 8, 2), (64, 8, 2), (32, 4, 3), (64, 4, 1), (128, 8, 1))
     return [Tile(rows, columns, depth, 1, warps, stages, parts) for rows, warps, stages in shapes]
 
 

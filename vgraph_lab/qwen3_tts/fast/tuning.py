@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _LAUNCHES, _REPEATS = 6, 5
 _FLUSHED_BYTES = 64 << 20
-_SHIPPED = Path(__file__).parent / "tiles"
+_SHIPPED = Path(__file__).parent / "tuned"
 
 
 def cache_folder() -> Path:
