@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ class Refusing(PlainForm):
 
     name = "refusing"
 
-    def prepare(self, batch: int, frames: int) -> None:
+    def prepare(self, arena: StateArena, batch: int, frames: int) -> None:
         if (batch, frames) == (2, 1):
             raise FormError("no tile fits")
 
@@ -122,6 +123,30 @@ def test_a_form_that_raises_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None
     form, report = choose_form("raising", random_decoder(FLAT))
     assert form.name == "plain"
     assert str(report) == "form raising is not used, plain is: form 'raising' cannot run 2 × 1 frames: ValueError: no such kernel"
+
+
+def test_the_compiled_step_is_one_program_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced without a break, state written in place, and nothing is compiled after the preparation; torch's limit of eight does not count."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    decoder, counter = random_decoder(FLAT.model_copy(update={"num_hidden_layers": 1}), seed=2), CompileCounterWithBackend("eager")
+    monkeypatch.setattr(incremental_forms, "_check_compiled", lambda decoder: None)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    form = FORMS["compiled"](decoder)
+    arenas = [StateArena(decoder, 3), StateArena(decoder, 3)]
+    for frames in range(1, 10):
+        form.prepare(arenas[0], 1, frames)
+    assert counter.frame_count == 9
+    first = 0
+    with torch.no_grad():
+        for frames in (1, 9, 5):
+            codes = torch.randint(0, 32, (1, 16, frames), generator=torch.Generator().manual_seed(frames))
+            places = torch.tensor([[2, first]])
+            expected = PlainForm(decoder).continue_stream(arenas[1], codes, places)
+            assert torch.equal(form.continue_stream(arenas[0], codes, places), expected)
+            assert torch.equal(arenas[0].rows[:3], arenas[1].rows[:3])
+            first += frames
+    assert counter.frame_count == 9
 
 
 def test_the_plain_form_is_as_exact_as_itself() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from time import perf_counter
@@ -28,6 +29,7 @@ __all__ = ["FORMS", "CompiledForm", "FastForm", "FormReport", "PlainForm", "Step
 logger = logging.getLogger(__name__)
 
 _PROBED_FRAMES = (1, 3)
+_MOST_PROGRAMS = 1024  # of one compiled step: one for each shape, and torch gives up after 8 by default
 _MOST_ERROR = 2.0  # times the plain form's; the two are two roundings of the same thing
 
 
@@ -40,8 +42,8 @@ class StepForm(ABC):
         """What a graph reads beside the decoder and the arena."""
         return ()
 
-    def prepare(self, batch: int, frames: int) -> None:  # noqa: B027  # the plain form has nothing to do
-        """Get ready for a shape, outside of any capture: compile, try out. Of no effect the second time.
+    def prepare(self, arena: StateArena, batch: int, frames: int) -> None:  # noqa: B027  # the plain form has nothing to do
+        """Get ready for a shape, outside of any capture: compile, try out. It works in the spare slot. Of no effect the second time.
 
         Raises:
             FormError: this form cannot run that shape.
@@ -69,6 +71,11 @@ class PlainForm(StepForm):
         return _plain_step(self._decoder, arena, codes, places)
 
 
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Triton and CUDA graphs take the current device, whatever their tensors are on."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def _plain_step(decoder: Code2WavDecoder, arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
     slots, first = places.unbind(1)
     return continue_stream(decoder, arena, codes, slots, first)[:, 0].float()
@@ -78,23 +85,23 @@ class _PreparedForm(StepForm):
     """A form that does something once for each shape."""
 
     def __init__(self, decoder: Code2WavDecoder) -> None:
-        self._decoder, self._prepared = decoder, set[tuple[int, int]]()
+        self._decoder, self._prepared = decoder, set[tuple[int, int, int]]()
         self._seconds = 0.0
 
-    def prepare(self, batch: int, frames: int) -> None:
-        """Once for each shape, on rows that belong to no request."""
-        if (batch, frames) in self._prepared:
+    def prepare(self, arena: StateArena, batch: int, frames: int) -> None:
+        """Once for each shape, of the arena too: compiled programs know it."""
+        shape = (arena.spare_slot, batch, frames)
+        if shape in self._prepared:
             return
         begin = perf_counter()
-        arena = StateArena(self._decoder, 1)
         codes = torch.zeros(batch, self._decoder.geometry.num_quantizers, frames, dtype=torch.int64, device=self._decoder.device)
         places = torch.tensor([[arena.spare_slot, 0]], device=self._decoder.device).repeat(batch, 1)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), on_device(self._decoder.device):
                 self._prepare(lambda: self.continue_stream(arena, codes, places))
         except Exception as error:
             raise FormError(f"form {self.name!r} cannot run {batch} × {frames} frames: {type(error).__name__}: {error}") from error
-        self._prepared.add((batch, frames))
+        self._prepared.add(shape)
         self._seconds += perf_counter() - begin
 
     def _prepare(self, step: Callable[[], Tensor]) -> None:
@@ -133,7 +140,8 @@ class FastForm(_PreparedForm):
 
     def continue_stream(self, arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
         """The step."""
-        out: Tensor = self.step(arena, codes, places)
+        with on_device(self._decoder.device):
+            out: Tensor = self.step(arena, codes, places)
         return out
 
     def _prepare(self, step: Callable[[], Tensor]) -> None:
@@ -177,14 +185,22 @@ class CompiledForm(_PreparedForm):
 
     def __init__(self, decoder: Code2WavDecoder) -> None:
         super().__init__(decoder)
-        if decoder.device.type != "cuda":
-            raise FormError("a graph of the cpu backend is made of aten operations, of which compiled code has none. Use a CUDA device")
+        _check_compiled(decoder)
         self._step: Any = torch.compile(_plain_step, fullgraph=True, dynamic=False)
 
     def continue_stream(self, arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
         """The step; compiled at the first call with a shape."""
         out: Tensor = self._step(self._decoder, arena, codes, places)
         return out
+
+    def _prepare(self, step: Callable[[], Tensor]) -> None:
+        with torch._dynamo.config.patch(recompile_limit=_MOST_PROGRAMS, accumulated_recompile_limit=_MOST_PROGRAMS):
+            step()
+
+
+def _check_compiled(decoder: Code2WavDecoder) -> None:
+    if decoder.device.type != "cuda":
+        raise FormError("a graph of the cpu backend is made of aten operations, of which compiled code has none. Use a CUDA device")
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +269,7 @@ def error_ratio(form: StepForm, decoder: Code2WavDecoder) -> float:
         codes = torch.randint(0, decoder.geometry.codebook_size, (2, decoder.geometry.num_quantizers, frames), generator=draw)
         codes = codes.to(decoder.device)
         places = torch.tensor([[1, first], [0, first]], device=decoder.device)
-        form.prepare(2, frames)
+        form.prepare(arenas[2], 2, frames)
         found = [run(with_, arena, codes, places) for (run, with_), arena in zip(runs, arenas, strict=False)]
         found.append(form.continue_stream(arenas[2], codes, places))
         first += frames

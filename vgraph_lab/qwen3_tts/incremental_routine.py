@@ -142,7 +142,7 @@ class IncrementalRoutine(Routine[Tensor]):
         if descriptor.state == WITH_REFERENCE or descriptor in self._not_in_form:
             return
         try:
-            self._form.prepare(descriptor.batch_size, descriptor.frames)
+            self._form.prepare(self._arena, descriptor.batch_size, descriptor.frames)
         except FormError as error:
             logger.warning("%s is captured in the plain form: %s", descriptor, error)
             self._not_in_form[descriptor] = str(error)
