@@ -102,6 +102,23 @@ class FailingPeer(WholePeer):
         return super().start(rows)
 
 
+class LaterPeer(WholePeer):
+    """Works when it is compared, and not when it is timed."""
+
+    name = "later"
+    starts = 0
+
+    def start(self, rows: int) -> WholeStream:
+        self.starts += 1
+        if self.starts == 3:
+            raise RuntimeError("that was enough")
+        return super().start(rows)
+
+
+class ImpostorPeer(WholePeer):
+    name = "published-eager"
+
+
 @pytest.fixture(scope="module")
 def peers() -> Iterator[None]:
     found = {peer.name: peer for peer in (WholePeer(), AbsentPeer(), DamagedPeer(), FailingPeer())}
@@ -292,10 +309,27 @@ def test_the_choice(peers: None) -> None:
         choose([])
 
 
+def test_one_that_fails_while_it_is_timed_leaves_the_others(tiny_decoder: Code2WavDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {peer.name: peer for peer in (WholePeer(), LaterPeer(), ImpostorPeer())}
+    monkeypatch.setitem(compare_measure._TRACED_CALLS, "cpu", 1)
+    monkeypatch.setattr(contenders_module, "available_peers", lambda: (dict(found), {}))
+    record = bench_compare(tiny_decoder, batch_sizes=(1,), contenders=["whole", "later"], chunk_frames=16, repeats=1, seconds=0.0)
+    assert [row["contender"] for row in record.rows] == ["whole"]
+    assert record.rows[0]["steady_wall_ms"] > 0
+    assert record.settings["not_run"]["later"] == "failed with 1 streams: RuntimeError: that was enough"
+    assert record.settings["not_run"]["peer published-eager"] == "it calls itself as one of our own contenders is called"
+
+
+@pytest.mark.parametrize("fields", [{"batch_sizes": (1, 1)}, {"chunk_frames": 0}, {"repeats": 0}], ids=str)
+def test_bad_numbers(tiny_decoder: Code2WavDecoder, fields: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="batch_sizes must be different whole numbers from 1, chunk_frames and repeats at least 1"):
+        bench_compare(tiny_decoder, **fields)
+
+
 def test_nobody_left_fails(tiny_decoder: Code2WavDecoder, peers: None) -> None:
     with pytest.raises(InputError, match=r"no contender can run here\. absent: it wants another planet"):
         bench_compare(tiny_decoder, contenders=["absent"], batch_sizes=(1,))
-    with pytest.raises(InputError, match=r"whole numbers from 1, got \[\]"):
+    with pytest.raises(InputError, match=r"at least 1; got \[\], 25 and 50"):
         bench_compare(tiny_decoder, batch_sizes=())
 
 

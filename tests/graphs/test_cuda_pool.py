@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 from vgraph_lab.graphs.backends.base import PoolBlock
 from vgraph_lab.graphs.backends.cuda import allocator_segments
-from vgraph_lab.graphs.backends.cuda.pool import CudaPool
+from vgraph_lab.graphs.backends.cuda.pool import CudaPool, StreamOrderedLock
 
 ROOT = Path(__file__).parents[2]
 Handle = tuple[int, int]
@@ -100,3 +101,17 @@ def test_nobody_asks_torch_for_one_pool() -> None:
     asking = re.compile(r"\bmemory_snapshot\((?!\) passes)|_cuda_memorySnapshot\((?!None\))")
     assert len(files) > 100
     assert [str(path) for path in files if asking.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_a_wait_that_fails_releases_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No __exit__ follows an __enter__ that raised: the next holder would wait for ever."""
+    lock = StreamOrderedLock(torch.device("cuda", 0))
+
+    def lost(device: torch.device) -> torch.cuda.Stream:
+        raise RuntimeError("the device is lost")
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lost)
+    with pytest.raises(RuntimeError, match="the device is lost"), lock:
+        pass
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(lock._lock.acquire, timeout=5).result()

@@ -81,3 +81,24 @@ def test_a_capture_that_is_refused_changes_nothing():
         manager.capture()
     assert (manager.report, manager.memory_before) == (report, before)
     manager.clear()
+
+
+def test_notes_of_routines_are_in_the_report(cpu_backend, monkeypatch):
+    manager = manager_on(cpu_backend)
+    routine = manager.targets["toy.main"].routine
+    monkeypatch.setattr(type(routine), "notes", lambda self: ["first note", "second note"], raising=False)
+    report = manager.capture()
+    assert report.notes == ("first note", "second note")
+    assert str(report).splitlines()[-2:] == ["first note", "second note"]
+
+
+def test_notes_that_raise_roll_the_capture_back(cpu_backend, monkeypatch):
+    def failing(self):
+        raise ValueError("no note")
+
+    manager = manager_on(cpu_backend)
+    target = manager.targets["toy.main"]
+    monkeypatch.setattr(type(target.routine), "notes", failing, raising=False)
+    with pytest.raises(ValueError, match="no note"):
+        manager.capture()
+    assert (manager.report, manager.entries(), target.is_bound, manager.pool.reserved_bytes) == (None, [], False, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -14,8 +13,12 @@ from contracts.streaming import MIXED, play, same
 from torch import Tensor
 
 from vgraph_lab.errors import FormError
+from vgraph_lab.graphs.backends.audit import CaptureAudit, run_checked
+from vgraph_lab.graphs.backends.rules import capture_conditions
+from vgraph_lab.graphs.capture import owned_tensors
 from vgraph_lab.qwen3_tts import code2wav, incremental_forms
 from vgraph_lab.qwen3_tts.checkpoint import random_decoder
+from vgraph_lab.qwen3_tts.incremental_check import check_exact
 from vgraph_lab.qwen3_tts.incremental_forms import FORMS, FormReport, PlainForm, StepForm, choose_form
 from vgraph_lab.qwen3_tts.incremental_state import StateArena
 
@@ -51,15 +54,6 @@ class Refusing(PlainForm):
         return ["a note of the form"]
 
 
-@pytest.fixture(autouse=True)
-def _no_interpreter() -> Iterator[None]:
-    """Elsewhere tests run Triton's kernels on the CPU (tests/conftest.py)."""
-    triton = pytest.importorskip("triton")
-    with triton.knobs.runtime.scope():
-        triton.knobs.runtime.interpret = False
-        yield
-
-
 @pytest.mark.parametrize(("form", "reason"), [("fast", "it needs a CUDA device"), ("compiled", "has none. Use a CUDA device")])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_plain_form_takes_over(form: str, reason: str) -> None:
@@ -81,20 +75,19 @@ def test_without_a_gpu_the_plain_form_takes_over(form: str, reason: str) -> None
         ({"num_attention_heads": 4, "num_key_value_heads": 2}, "4 query heads share 2 key heads"),
         ({"head_dim": 24}, "head_dim is 24"),
         ({"head_dim": 8}, "head_dim is 8"),
+        ({"upsample_rates": ()}, "at least one stage of each kind of upsampling"),
+        ({"upsampling_ratios": ()}, "at least one stage of each kind of upsampling"),
     ],
-    ids=["channels", "grouped", "not-a-power", "small"],
+    ids=["channels", "grouped", "not-a-power", "small", "no-blocks", "no-upsampling"],
 )
-def test_a_geometry_that_kernels_cannot_take(fields: dict[str, Any], reason: str) -> None:
-    import triton
-
+def test_a_geometry_that_kernels_cannot_take(fields: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incremental_forms, "_NEEDS_CUDA", False)
     even = {"codebook_dim": 32, "latent_dim": 32, "hidden_size": 32, "intermediate_size": 32, "decoder_dim": 32, "head_dim": 16}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
     decoder = random_decoder(FLAT.model_copy(update={**even, **heads, **fields}))
-    with triton.knobs.runtime.scope():
-        triton.knobs.runtime.interpret = True
-        with pytest.raises(FormError, match=reason):
-            FORMS["fast"](decoder)
-        form, report = choose_form("fast", decoder)
+    with pytest.raises(FormError, match=reason):
+        FORMS["fast"](decoder)
+    form, report = choose_form("fast", decoder)
     assert (form.name, report.form) == ("plain", "plain")
 
 
@@ -112,6 +105,46 @@ def test_a_form_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> No
     assert "times the plain form's, at most 2.0 is accepted" in str(report)
 
 
+def test_a_shape_in_which_a_form_is_wrong_is_captured_in_the_plain_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found when the shape gets ready, not when the model is made."""
+
+    class WrongFromThree(incremental_forms._PreparedForm):
+        name = "wrong from three"
+
+        def continue_stream(self, arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
+            samples = PlainForm(self._decoder).continue_stream(arena, codes, places)
+            return samples + 0.1 if codes.shape[2] == 3 and codes.shape[0] == 1 else samples
+
+    monkeypatch.setattr(
+        code2wav, "choose_form", lambda name, decoder: (WrongFromThree(decoder), FormReport("wrong from three", "wrong from three"))
+    )
+    with running("cpu", stage([1, 2])) as runner:
+        report = path_of(runner).form_report
+        assert runner.manager is not None
+        lines = str(runner.manager.report).splitlines()
+    assert report.form == "plain"
+    assert "1 shapes have the plain form, B1×T3 because with 1 × 3 frames the error of form 'wrong from three' is " in str(report)
+    assert any(line.startswith("B1×T3 has the plain form: ") for line in lines)
+
+
+def test_nothing_is_made_for_a_target_without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FORMS, "fast", lambda *args, **options: pytest.fail("a form was made"))
+    for fields in ({"enforce_eager": True}, {}):
+        targets = {"targets": {TARGET: {"form": "fast", "enabled": bool(fields)}}}
+        with running("cpu", stage(**targets, **fields)) as runner:
+            assert str(path_of(runner).form_report) == "form fast is not used, plain is: there are no graphs"
+
+
+def test_whatever_goes_wrong_in_the_making_the_plain_form_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(decoder: Any) -> StepForm:
+        raise torch.OutOfMemoryError("no room for a second copy")
+
+    monkeypatch.setitem(FORMS, "failing", failing)
+    form, report = choose_form("failing", random_decoder(FLAT))
+    assert form.name == "plain"
+    assert str(report).endswith("it could not be made: OutOfMemoryError: no room for a second copy")
+
+
 def test_a_form_that_raises_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     class Raising(incremental_forms._PreparedForm):
         name = "raising"
@@ -126,32 +159,68 @@ def test_a_form_that_raises_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_compiled_step_is_one_program_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced without a break, state written in place, and nothing is compiled after the preparation; torch's limit of eight does not count."""
-    from torch._dynamo.testing import CompileCounterWithBackend
+    """Traced without a break, state written in place; nothing is compiled after the preparation, an audited warm-up puts nothing out of
+    service, and torch's limit of eight programs does not count."""
+    compiled, entered = [], []
 
-    decoder, counter = random_decoder(FLAT.model_copy(update={"num_hidden_layers": 1}), seed=2), CompileCounterWithBackend("eager")
+    def backend(module: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        compiled.append(module)
+
+        def run(*args: Tensor) -> Any:
+            entered.append(module)
+            return module.forward(*args)
+
+        return run
+
+    decoder = random_decoder(FLAT.model_copy(update={"num_hidden_layers": 1}), seed=2)
     monkeypatch.setattr(incremental_forms, "_check_compiled", lambda decoder: None)
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
-    form = FORMS["compiled"](decoder)
-    arenas = [StateArena(decoder, 3), StateArena(decoder, 3)]
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    form, arenas, first = FORMS["compiled"](decoder), [StateArena(decoder, 3), StateArena(decoder, 3)], 0
     for frames in range(1, 10):
         form.prepare(arenas[0], 1, frames)
-    assert counter.frame_count == 9
-    first = 0
-    with torch.no_grad():
-        for frames in (1, 9, 5):
-            codes = torch.randint(0, 32, (1, 16, frames), generator=torch.Generator().manual_seed(frames))
-            places = torch.tensor([[2, first]])
+    assert len(compiled) == 9
+    for frames in (1, 9, 5):
+        codes = torch.randint(0, 32, (1, 16, frames), generator=torch.Generator().manual_seed(frames))
+        places, spare, before = torch.tensor([[2, first]]), torch.tensor([[3, 0]]), len(entered)
+        with capture_conditions():
+            audit = CaptureAudit((codes, spare), owned_tensors((decoder, arenas[0])))
+            run_checked(partial(form.continue_stream, arenas[0], codes, spare), audit)
+            assert len(entered) == before
             expected = PlainForm(decoder).continue_stream(arenas[1], codes, places)
             assert torch.equal(form.continue_stream(arenas[0], codes, places), expected)
-            assert torch.equal(arenas[0].rows[:3], arenas[1].rows[:3])
-            first += frames
-    assert counter.frame_count == 9
+            assert len(entered) == before + 1
+        assert torch.equal(arenas[0].rows[:3], arenas[1].rows[:3])
+        first += frames
+    assert len(compiled) == 9
 
 
-def test_the_plain_form_is_as_exact_as_itself() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_plain_form_is_as_exact_as_itself(dtype: torch.dtype) -> None:
+    decoder = random_decoder(FLAT, dtype=dtype)
+    assert check_exact("plain", PlainForm(decoder).continue_stream, decoder, 3, 4) == 1
+
+
+@pytest.mark.parametrize("wrong", ["nan samples", "nan state", "wide chunks", "full windows", "state"])
+def test_what_only_some_shapes_or_rows_show_is_found(wrong: str) -> None:
     decoder = random_decoder(FLAT)
-    assert incremental_forms.error_ratio(PlainForm(decoder), decoder) == 1
+    plain = PlainForm(decoder)
+
+    def step(arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
+        samples = plain.continue_stream(arena, codes, places)
+        if wrong == "nan samples":
+            return samples * torch.nan
+        if wrong == "nan state":
+            arena.rows[:-1] = torch.nan
+        elif wrong == "state":
+            arena.rows[places[:, 0], 0, 0] += 0.5
+        elif (wrong == "wide chunks" and codes.shape[2] > 3) or (wrong == "full windows" and places[0, 1] > 0):
+            return samples + 0.01
+        return samples
+
+    with pytest.raises(FormError, match="times the plain form's"):
+        check_exact("wrong", step, decoder, 3, 4)
+    if wrong == "wide chunks":
+        assert check_exact("right", step, decoder, 3, 3) == 1
 
 
 def test_a_shape_that_a_form_cannot_run_is_captured_in_the_plain_form(monkeypatch: pytest.MonkeyPatch) -> None:

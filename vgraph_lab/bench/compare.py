@@ -71,8 +71,11 @@ def bench_compare(
     Raises:
         InputError: a contender that does not exist, no batch sizes, or no contender that can run here.
     """
-    if not batch_sizes or min(batch_sizes) < 1:
-        raise InputError(f"batch_sizes must be whole numbers from 1, got {list(batch_sizes)}.")
+    if not batch_sizes or min(batch_sizes) < 1 or len(set(batch_sizes)) < len(batch_sizes) or min(chunk_frames, repeats) < 1:
+        raise InputError(
+            f"batch_sizes must be different whole numbers from 1, chunk_frames and repeats at least 1; got {list(batch_sizes)}, "
+            f"{chunk_frames} and {repeats}."
+        )
     chosen, not_run = choose(contenders)
     connector = ConnectorConfig(codec_chunk_frames=chunk_frames, initial_codec_chunk_frames=1)
     progress("measuring what the device can do")
@@ -91,7 +94,8 @@ def bench_compare(
                 continue
             stack.callback(ready[name].close)
         if not ready:
-            raise InputError(f"no contender can run here. {'; '.join(f'{name}: {not_run[name]}' for name in chosen)}")
+            named = [name for name in dict.fromkeys([*chosen, *(contenders or ())]) if name in not_run]
+            raise InputError(f"no contender can run here. {'; '.join(f'{name}: {not_run[name]}' for name in named)}")
         described = {name: {"what": contender.what, **contender.facts} for name, contender in ready.items()}
         bench = Comparison(decoder, reference, truth, connector, repeats, seconds, codes_on_host, ceilings, progress)
         for batch_size in sorted(batch_sizes):

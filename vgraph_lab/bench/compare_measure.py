@@ -51,6 +51,22 @@ class _Player(NamedTuple):
     steady: Run
 
 
+class _ContenderFailedError(Exception):
+    """What a contender raised."""
+
+    def __init__(self, name: str, error: Exception) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.name = name
+
+
+@contextmanager
+def _blamed_on(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise _ContenderFailedError(name, error) from error
+
+
 @dataclass
 class Comparison:
     """What all contenders have in common.
@@ -105,20 +121,31 @@ class Comparison:
             for name, contender in contenders.items():
                 self.progress(f"{batch_size} at a time: {name} against the whole utterance")
                 try:
-                    streams, heard = self._played(contender, codes, stack)
-                    steady = streams.prepare(codes.chunks[-1])
-                    own_states = contender.states(streams) if isinstance(contender, RunnerContender) else None
-                    rows[name] = {"contender": name, "batch_size": batch_size, **_distances(waveform, heard, states, own_states)}
-                    players[name] = _Player(contender, streams, steady)
-                except Exception as error:  # noqa: BLE001 - one that fails must not end the others' measurement; it is told
-                    failed[name] = f"{type(error).__name__}: {error}"
-            before = {name: _graph_calls(player.contender) for name, player in players.items()}
-            self._add_times(rows, players, codes, batch_size)
-            for name, player in players.items():
-                self.progress(f"{batch_size} at a time: where the time of {name} goes")
-                rows[name] |= _graph_calls(player.contender, since=before[name]) | self._anatomy_of(player)
+                    with _blamed_on(name):
+                        streams, heard = self._played(contender, codes, stack)
+                        steady = streams.prepare(codes.chunks[-1])
+                        own_states = contender.states(streams) if isinstance(contender, RunnerContender) else None
+                        rows[name] = {"contender": name, "batch_size": batch_size, **_distances(waveform, heard, states, own_states)}
+                        players[name] = _Player(contender, streams, steady)
+                except _ContenderFailedError as error:
+                    failed[name] = str(error)
+            while True:  # one that fails must not end the others' measurement: it is told, and they are timed again without it
+                try:
+                    self._add_figures(rows, players, codes, batch_size)
+                    break
+                except _ContenderFailedError as error:
+                    failed[error.name] = str(error)
+                    del rows[error.name], players[error.name]
         self._add_ratios(rows, batch_size)
         return list(rows.values()), failed
+
+    def _add_figures(self, rows: dict[str, dict[str, Any]], players: Mapping[str, _Player], codes: _Codes, batch_size: int) -> None:
+        before = {name: _graph_calls(player.contender) for name, player in players.items()}
+        self._add_times(rows, players, codes, batch_size)
+        for name, player in players.items():
+            self.progress(f"{batch_size} at a time: where the time of {name} goes")
+            with _blamed_on(name):
+                rows[name] |= _graph_calls(player.contender, since=before[name]) | self._anatomy_of(player)
 
     def _codes(self, batch_size: int) -> _Codes:
         g, draw = self.decoder.geometry, torch.Generator().manual_seed(batch_size)
@@ -165,7 +192,8 @@ class Comparison:
             rows[name] |= _named(kind, timing)
         if self.device.type == "cuda":  # on the CPU a call returns when its work is done, so there is no host time of its own
             for (name, kind), run in calls.items():
-                burst = host_time_in_bursts_us(run, self.device, calls=_BURST_CALLS, seconds=_BURST_S)
+                with _blamed_on(name):
+                    burst = host_time_in_bursts_us(run, self.device, calls=_BURST_CALLS, seconds=_BURST_S)
                 rows[name][f"{kind}_burst_host_us"] = burst
 
     def _interleaved(self, makers: Mapping[Name, Callable[[], AbstractContextManager[Run]]]) -> dict[Name, Timing]:
@@ -176,7 +204,7 @@ class Comparison:
             if number >= _WARM_UPS + _LEAST_ROUNDS and perf_counter() - begin > self.seconds:
                 break
             for name, make in makers.items():
-                with make() as run:
+                with _blamed_on(name[0] if isinstance(name, tuple) else str(name)), make() as run:
                     wall, host = time_once(run, self.device)
                 if number >= _WARM_UPS:
                     walls[name].append(wall)

@@ -75,7 +75,7 @@ def _cells(row: dict[str, Any], on_gpu: bool) -> list[str]:
 
 def _kinds(record: MeasurementRecord) -> Table:
     """Where the time of a steady chunk goes at the largest batch size."""
-    largest = max(row["batch_size"] for row in record.rows)
+    largest = max((row["batch_size"] for row in record.rows), default=0)
     rows = [row for row in record.rows if row["batch_size"] == largest]
     kinds = [kind for kind in _SHORT if any(row["kernel_ms_by_kind"].get(kind) for row in rows)]
     table = _table(f"where it goes at B={largest}, ms", ("contender", "nodes", *(_SHORT[kind] for kind in kinds), "lay. %"))

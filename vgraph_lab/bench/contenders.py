@@ -66,6 +66,9 @@ def choose(asked: Sequence[str] | None) -> tuple[dict[str, Form | Peer], dict[st
         InputError: a name that does not exist.
     """
     peers, broken = available_peers()
+    for name in [name for name in peers if name in OWN]:
+        del peers[name]
+        broken[f"peer {name}"] = "it calls itself as one of our own contenders is called"
     known: dict[str, Form | Peer] = {**OWN, **peers}
     unknown = [name for name in asked or () if name not in {*known, *broken, "all"}]
     if unknown or asked == []:

@@ -98,12 +98,13 @@ def time_once(run: Callable[[], Any], device: torch.device) -> tuple[float, floa
         elapsed = (perf_counter_ns() - start) / 1e6
         return elapsed, elapsed
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    stream = torch.cuda.current_stream(device)  # events go to the current device's stream by default, whatever ran elsewhere
     torch.cuda.synchronize(device)
-    begin.record()
+    begin.record(stream)
     start = perf_counter_ns()
     run()
     host = (perf_counter_ns() - start) / 1e6
-    end.record()
+    end.record(stream)
     torch.cuda.synchronize(device)
     return float(begin.elapsed_time(end)), host
 

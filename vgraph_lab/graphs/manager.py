@@ -188,6 +188,7 @@ class VocoderCUDAGraphManager:
                 outcomes = self._capture_all(progress)
                 for target in self.targets.values():
                     self._bind_or_stay_eager(target)
+                notes = tuple(note for target in self.targets.values() for note in target.routine.notes())
         except BaseException as error:
             try:
                 self._release_all()
@@ -204,7 +205,7 @@ class VocoderCUDAGraphManager:
             pool_reserved_bytes=self.pool.reserved_bytes,
             free_bytes=self.backend.memory().free_bytes,
             profile=self._profile,
-            notes=tuple(note for target in self.targets.values() for note in target.routine.notes()),
+            notes=notes,
         )
         return self.report
 

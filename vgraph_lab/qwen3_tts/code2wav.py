@@ -19,7 +19,7 @@ from vgraph_lab.requests import ChunkRequest, ChunkResult
 
 from .checkpoint import load_decoder
 from .decoder import Code2WavDecoder
-from .incremental_forms import choose_form
+from .incremental_forms import FormReport, choose_form
 from .incremental_path import INCREMENTAL_TARGET_ID, IncrementalPath
 from .settings import EXTENSIONS, TARGET_IDS, IncrementalTargetKeys, Qwen3TTSGraphKeys, StatelessTargetKeys
 from .stateless import STATELESS_TARGET_ID, stateless_buckets
@@ -142,9 +142,14 @@ def _streaming(decoder: Code2WavDecoder, cfg: StageConfig, keys: Qwen3TTSGraphKe
 
 def _incremental(decoder: Code2WavDecoder, cfg: StageConfig, keys: Qwen3TTSGraphKeys) -> IncrementalPath:
     target = cfg.target_extension(INCREMENTAL_TARGET_ID, IncrementalTargetKeys)
-    has_graphs = not cfg.graph_settings.enforce_eager
+    settings = cfg.graph_settings
+    has_graphs = not settings.enforce_eager and settings.for_target(INCREMENTAL_TARGET_ID).enabled
     options = {"autotune": target.autotune} if target.form == "fast" else {}
-    form, form_report = choose_form(target.form if has_graphs else "plain", decoder, **options)
+    if has_graphs:
+        form, form_report = choose_form(target.form, decoder, **options)
+    else:  # eager calls are plain
+        form, form_report = choose_form("plain", decoder)
+        form_report = FormReport(target.form, "plain", "there are no graphs" if target.form != "plain" else None)
     return IncrementalPath(
         decoder,
         cfg.connector,

@@ -27,7 +27,7 @@ from .incremental_state import StateArena
 from .layers import CausalConv1d, CausalConvTranspose1d, in_order
 from .transformer import KeyValue, sliding_window_mask
 
-__all__ = ["begin_with_reference", "continue_stream", "render_context_frames"]
+__all__ = ["begin_with_reference", "continue_stream", "plain_step", "render_context_frames"]
 
 
 def continue_stream(decoder: Code2WavDecoder, arena: StateArena, codes: Tensor, slots: Tensor, first: Tensor) -> Tensor:
@@ -58,6 +58,12 @@ def continue_stream(decoder: Code2WavDecoder, arena: StateArena, codes: Tensor, 
     waveform = _render(decoder, hidden.transpose(1, 2), past)
     _write(arena, slots, first + frames, histories, caches, frames)
     return waveform
+
+
+def plain_step(decoder: Code2WavDecoder, arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
+    """:func:`continue_stream` with ``places`` int64 [B, 2] (slot, number of the first frame); fp32 [B, n * samples_per_frame]."""
+    slots, first = places.unbind(1)
+    return continue_stream(decoder, arena, codes, slots, first)[:, 0].float()
 
 
 def begin_with_reference(

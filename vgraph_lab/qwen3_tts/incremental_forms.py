@@ -1,7 +1,8 @@
 """The forms in which an incremental step can run: the same mathematics and the same arena, other kernels.
 
 ``plain`` is the decoder's own layers, and the truth of the others. A form that cannot run here, or that is less exact than the plain
-one, is not used: the plain one takes its place, and the report says why.
+one, is not used: the plain one takes its place, and the report says why. That is found out when the form is made and again for each
+shape before its capture, against the same step in double precision.
 """
 
 from __future__ import annotations
@@ -9,34 +10,39 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from copy import deepcopy
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from vgraph_lab.errors import FormError
+from vgraph_lab.graphs.backends.rules import capture_conditions
 
 from .decoder import Code2WavDecoder
-from .incremental import continue_stream
+from .incremental import plain_step
+from .incremental_check import check_exact, on_device
 from .incremental_state import StateArena
 
 __all__ = ["FORMS", "CompiledForm", "FastForm", "FormReport", "PlainForm", "StepForm", "choose_form"]
 
 logger = logging.getLogger(__name__)
 
-_PROBED_FRAMES = (1, 3)
+_NEEDS_CUDA = True  # Triton's kernels; in its interpreter they run on a CPU, but no graph can hold that
+
 _MOST_PROGRAMS = 1024  # of one compiled step: one for each shape, and torch gives up after 8 by default
-_MOST_ERROR = 2.0  # times the plain form's; the two are two roundings of the same thing
 
 
 class StepForm(ABC):
     """Runs steps of streams that have begun, or begin without a reference; see :func:`~.incremental.continue_stream`."""
 
     name: str
+    probed_frames: tuple[int, ...] = (1, 3)  # shapes of two rows that are tried when it is made
+
+    def keep_up(self) -> None:  # noqa: B027  # the plain form reads the decoder's own weights
+        """Take over weights that were changed since. Before every replay; cheap if nothing has changed."""
 
     def modules(self) -> Iterable[nn.Module]:
         """What a graph reads beside the decoder and the arena."""
@@ -68,17 +74,7 @@ class PlainForm(StepForm):
 
     def continue_stream(self, arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
         """The step as :func:`~.incremental.continue_stream` runs it."""
-        return _plain_step(self._decoder, arena, codes, places)
-
-
-def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Triton and CUDA graphs take the current device, whatever their tensors are on."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def _plain_step(decoder: Code2WavDecoder, arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
-    slots, first = places.unbind(1)
-    return continue_stream(decoder, arena, codes, slots, first)[:, 0].float()
+        return plain_step(self._decoder, arena, codes, places)
 
 
 class _PreparedForm(StepForm):
@@ -97,8 +93,11 @@ class _PreparedForm(StepForm):
         codes = torch.zeros(batch, self._decoder.geometry.num_quantizers, frames, dtype=torch.int64, device=self._decoder.device)
         places = torch.tensor([[arena.spare_slot, 0]], device=self._decoder.device).repeat(batch, 1)
         try:
-            with torch.no_grad(), on_device(self._decoder.device):
+            with capture_conditions(), on_device(self._decoder.device):
                 self._prepare(lambda: self.continue_stream(arena, codes, places))
+            check_exact(self.name, self.continue_stream, self._decoder, batch, frames, slots=arena.spare_slot)
+        except FormError:
+            raise
         except Exception as error:
             raise FormError(f"form {self.name!r} cannot run {batch} × {frames} frames: {type(error).__name__}: {error}") from error
         self._prepared.add(shape)
@@ -107,13 +106,16 @@ class _PreparedForm(StepForm):
     def _prepare(self, step: Callable[[], Tensor]) -> None:
         step()
 
+    def _plain(self, arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
+        return plain_step(self._decoder, arena, codes, places)
+
     def notes(self) -> list[str]:
         """How long that took."""
-        return [f"form {self.name}: {len(self._prepared)} shapes made ready in {self._seconds:.1f} s"]
+        return [f"form {self.name}: made ready in {self._seconds:.1f} s"]
 
 
 class FastForm(_PreparedForm):
-    """Channels-last, prepared weights, Triton kernels. It holds a second copy of the weights, as they were when it was made.
+    """Channels-last, prepared weights, Triton kernels. It holds a second copy of the weights, and renews it after ``refresh_tables``.
 
     Args:
         decoder: on a CUDA device.
@@ -133,6 +135,18 @@ class FastForm(_PreparedForm):
 
         self.tuner = TileTuner(decoder.device, autotune=autotune)
         self.step = FastStep(decoder, self.tuner)
+        self._made_from = self._version()
+
+    def _version(self) -> int:
+        """Counts writes into a table that :meth:`~.decoder.Code2WavDecoder.refresh_tables` rewrites."""
+        table = self._decoder.quantizer.rvq_first.table
+        return -1 if table.is_inference() else table._version
+
+    def keep_up(self) -> None:
+        """Prepare the weights again, where graphs read them, if the decoder's tables were refreshed."""
+        if self._version() != self._made_from:
+            self.step.take_over(self._decoder)
+            self._made_from = self._version()
 
     def modules(self) -> Iterable[nn.Module]:
         """The prepared weights."""
@@ -155,12 +169,14 @@ class FastForm(_PreparedForm):
 
 def _check_fast(decoder: Code2WavDecoder) -> None:
     try:
-        import triton
+        import triton  # noqa: F401  # asked for here, so that its absence has its own words
     except ImportError as error:
         raise FormError("Triton is not installed. It comes with torch for CUDA on Linux; else: pip install triton") from error
-    if decoder.device.type != "cuda" and not triton.knobs.runtime.interpret:
+    if _NEEDS_CUDA and decoder.device.type != "cuda":
         raise FormError(f"it needs a CUDA device, and the decoder is on {decoder.device}")
     g = decoder.geometry
+    if not g.upsampling_ratios or not g.upsample_rates:
+        raise FormError("it needs at least one stage of each kind of upsampling")
     channels = [
         g.codebook_dim,
         g.latent_dim,
@@ -182,14 +198,21 @@ class CompiledForm(_PreparedForm):
     """The plain step through ``torch.compile``, one program for each shape. It is compiled before the capture."""
 
     name = "compiled"
+    probed_frames = ()  # each shape takes its time to compile, and is checked before its capture
 
     def __init__(self, decoder: Code2WavDecoder) -> None:
         super().__init__(decoder)
         _check_compiled(decoder)
-        self._step: Any = torch.compile(_plain_step, fullgraph=True, dynamic=False)
+        self._step: Any = torch.compile(plain_step, fullgraph=True, dynamic=False)
 
     def continue_stream(self, arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
-        """The step; compiled at the first call with a shape."""
+        """The step; compiled at the first call with a shape.
+
+        Under a dispatch mode, as in the audited warm-up, it runs plain: torch (2.11) takes a compiled function that was called under
+        one out of service for good.
+        """
+        if _get_current_dispatch_mode() is not None:
+            return self._plain(arena, codes, places)
         out: Tensor = self._step(self._decoder, arena, codes, places)
         return out
 
@@ -211,7 +234,7 @@ class FormReport:
         asked: by the configuration.
         form: what runs.
         reason: why that is another one.
-        error_ratio: of a form that was checked: its error over the plain form's, both against the next wider dtype.
+        error_ratio: of a form that was checked: its error over the plain form's, both against double precision.
     """
 
     asked: str
@@ -240,10 +263,7 @@ def choose_form(name: str, decoder: Code2WavDecoder, **options: Any) -> tuple[St
     if name == "plain":
         return PlainForm(decoder), FormReport(name, name)
     try:
-        form = FORMS[name](decoder, **options)
-        ratio = error_ratio(form, decoder)
-        if not ratio <= _MOST_ERROR:
-            raise FormError(f"its error is {ratio:.3g} times the plain form's, at most {_MOST_ERROR} is accepted")
+        form, ratio = _made(name, decoder, options)
     except FormError as error:
         report = FormReport(name, "plain", str(error))
         logger.warning("%s", report)
@@ -251,33 +271,15 @@ def choose_form(name: str, decoder: Code2WavDecoder, **options: Any) -> tuple[St
     return form, FormReport(name, name, error_ratio=ratio)
 
 
-@torch.no_grad()
-def error_ratio(form: StepForm, decoder: Code2WavDecoder) -> float:
-    """Largest ratio of a form's error to the plain form's, over samples and state, both against the next wider dtype.
-
-    Raises:
-        FormError: it cannot run at all.
-    """
-    wider = torch.float64 if decoder.dtype == torch.float32 else torch.float32
-    exact = deepcopy(decoder).to(wider)
-    exact.refresh_tables()
-    draw = torch.Generator().manual_seed(0)
-    runs = [(_plain_step, exact), (_plain_step, decoder)]
-    arenas = [StateArena(exact, 2), StateArena(decoder, 2), StateArena(decoder, 2)]
-    first, ratios = 0, [0.0]
-    for frames in _PROBED_FRAMES:
-        codes = torch.randint(0, decoder.geometry.codebook_size, (2, decoder.geometry.num_quantizers, frames), generator=draw)
-        codes = codes.to(decoder.device)
-        places = torch.tensor([[1, first], [0, first]], device=decoder.device)
-        form.prepare(arenas[2], 2, frames)
-        found = [run(with_, arena, codes, places) for (run, with_), arena in zip(runs, arenas, strict=False)]
-        found.append(form.continue_stream(arenas[2], codes, places))
-        first += frames
-        ratios += [_ratio(*found), _ratio(*(arena.rows[:2] for arena in arenas))]
-    return max(ratios)
-
-
-def _ratio(exact: Tensor, plain: Tensor, other: Tensor) -> float:
-    errors = [(tensor.double() - exact.double()).square().mean().sqrt() for tensor in (other, plain)]
-    floor = torch.finfo(plain.dtype).eps * exact.double().square().mean().sqrt()
-    return float(errors[0] / torch.maximum(errors[1], floor))
+def _made(name: str, decoder: Code2WavDecoder, options: dict[str, Any]) -> tuple[StepForm, float | None]:
+    try:
+        form, arena = FORMS[name](decoder, **options), StateArena(decoder, 2)
+        ratios = []
+        for frames in form.probed_frames:
+            form.prepare(arena, 2, frames)
+            ratios.append(check_exact(form.name, form.continue_stream, decoder, 2, frames))
+        return form, max(ratios, default=None)
+    except FormError:
+        raise
+    except Exception as error:  # whatever it is, the plain form can do without it
+        raise FormError(f"it could not be made: {type(error).__name__}: {error}") from error

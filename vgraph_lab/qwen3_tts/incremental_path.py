@@ -90,7 +90,7 @@ class IncrementalPath:
         form_report: FormReport | None = None,
         debug: bool = False,
     ) -> None:
-        self.form_report = form_report or FormReport("plain", "plain")
+        self._form_report = form_report or FormReport("plain", "plain")
         self.decoder, self._largest_batch = decoder, largest_batch
         self._window, self._device = decoder.geometry.sliding_window, decoder.device
         self.transitions = TransitionTable.from_connector(connector, self._window)
@@ -114,11 +114,18 @@ class IncrementalPath:
             *(Descriptor(rows, frames) for rows in batch_sizes for frames in widths),
             *(Descriptor(rows, frames, WITH_REFERENCE) for rows in batch_sizes for frames in starts),
         ]
-        routine = IncrementalRoutine(decoder, self.table, descriptors, form=form, notes=self._form_notes(), debug=debug)
-        self._target = Target(INCREMENTAL_TARGET_ID, routine, descriptors)
+        notes = [] if self._form_report.asked == "plain" else [str(self._form_report)]
+        self._routine = IncrementalRoutine(decoder, self.table, descriptors, form=form, notes=notes, debug=debug)
+        self._target = Target(INCREMENTAL_TARGET_ID, self._routine, descriptors)
 
-    def _form_notes(self) -> list[str]:
-        return [] if self.form_report.asked == "plain" else [str(self.form_report)]
+    @property
+    def form_report(self) -> FormReport:
+        """Which form the graphs have; the plain one is named as soon as one of them has it, with the reason."""
+        chosen, plain = self._form_report, self._routine.not_in_form
+        if not plain:
+            return chosen
+        descriptor, why = next(iter(plain.items()))
+        return FormReport(chosen.asked, "plain", f"{len(plain)} shapes have the plain form, {descriptor} because {why}", chosen.error_ratio)
 
     @property
     def targets(self) -> tuple[Target[Any], ...]:

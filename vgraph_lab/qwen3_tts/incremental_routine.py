@@ -65,7 +65,7 @@ class IncrementalRoutine(Routine[Tensor]):
         self.decoder, self.debug, self._arena = decoder, debug, arena
         self._plain = PlainForm(decoder)
         self._form, self._notes = form or self._plain, tuple(notes)
-        self._not_in_form: dict[Descriptor, str] = {}
+        self.not_in_form: dict[Descriptor, str] = {}  # captured in the plain form, with the reason
         self._device, self._samples_per_frame = decoder.device, decoder.samples_per_frame
         self._window = decoder.geometry.sliding_window
         by_work = sorted(descriptors, key=lambda d: (d.work, d.frames))
@@ -87,7 +87,7 @@ class IncrementalRoutine(Routine[Tensor]):
 
     def notes(self) -> list[str]:
         """Which form the graphs have, and why some have another one."""
-        others = [f"{descriptor} has the plain form: {why}" for descriptor, why in self._not_in_form.items()]
+        others = [f"{descriptor} has the plain form: {why}" for descriptor, why in self.not_in_form.items()]
         return [*self._notes, *self._form.notes(), *others]
 
     def validate_runtime_inputs(self, codes: Tensor, places: Tensor, has_reference: bool = False, is_last: bool = False) -> None:
@@ -98,6 +98,10 @@ class IncrementalRoutine(Routine[Tensor]):
                 f"places must be int64 [B, 2] (slot, first frame) for codes [B, Q, n], got {places.dtype} {list(places.shape)} and "
                 f"{list(codes.shape)}."
             )
+        if not places.is_cuda or self.debug:  # a kernel that is told of another slot writes into other memory
+            low, high = (int(value) for value in torch.aminmax(places[:, 0]))
+            if low < 0 or high > self._arena.spare_slot:
+                raise InputError(f"slots must be 0 … {self._arena.spare_slot}, got {low} to {high}.")
         if has_reference and codes.shape[2] <= self._window:
             raise InputError(
                 f"codes with a reference must be [B, Q, {self._window} + n], n ≥ 1, got {list(codes.shape)}. Pad the reference on the left."
@@ -135,17 +139,17 @@ class IncrementalRoutine(Routine[Tensor]):
 
     def forward_for_capture(self, descriptor: Descriptor, buffers: Buffers) -> Tensor:
         """The form's mathematics on the static inputs and the arena's rows."""
-        form = self._plain if descriptor in self._not_in_form else self._form
+        form = self._plain if descriptor in self.not_in_form else self._form
         return self._forward(form, *self._parts(descriptor, buffers["inputs"]), has_reference=descriptor.state == WITH_REFERENCE)
 
     def _get_form_ready(self, descriptor: Descriptor) -> None:
-        if descriptor.state == WITH_REFERENCE or descriptor in self._not_in_form:
+        if descriptor.state == WITH_REFERENCE or descriptor in self.not_in_form:
             return
         try:
             self._form.prepare(self._arena, descriptor.batch_size, descriptor.frames)
         except FormError as error:
             logger.warning("%s is captured in the plain form: %s", descriptor, error)
-            self._not_in_form[descriptor] = str(error)
+            self.not_in_form[descriptor] = str(error)
 
     def _forward(self, form: StepForm, codes: Tensor, places: Tensor, *, has_reference: bool) -> Tensor:
         if not has_reference:
@@ -162,6 +166,7 @@ class IncrementalRoutine(Routine[Tensor]):
         Host inputs go through pinned memory: a copy from pageable memory waits once the driver has no room left to put it by. torch
         keeps pinned blocks, and hands one out again when its copy is done.
         """
+        self._form.keep_up()
         inputs = buffers["inputs"]
         is_staged = inputs.is_cuda and not codes.is_cuda and not places.is_cuda
         staged = torch.empty_like(inputs, device="cpu", pin_memory=True) if is_staged else inputs

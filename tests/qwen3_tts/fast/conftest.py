@@ -7,12 +7,20 @@ from typing import Any
 import pytest
 import torch
 
+from vgraph_lab.qwen3_tts import incremental_forms
+
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
 
+@pytest.fixture
+def kernels(_kernels: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The kernels as functions of CPU tensors; forms believe that they can run."""
+    monkeypatch.setattr(incremental_forms, "_NEEDS_CUDA", False)
+    return _kernels
+
+
 @pytest.fixture(scope="session")
-def kernels() -> Any:
-    """The kernels as functions of CPU tensors."""
+def _kernels() -> Any:
     if torch.cuda.is_available():
         pytest.skip("with a GPU these kernels are tested there (tests/gpu/test_cuda_fast.py)")
     from triton.runtime import interpreter

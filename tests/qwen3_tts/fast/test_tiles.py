@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vgraph_lab.qwen3_tts.fast.tiles import MOST_TILES, Problem, Tile, candidates, tile_by_rule
+from vgraph_lab.qwen3_tts.fast import tiles
+from vgraph_lab.qwen3_tts.fast.tiles import MOST_TILES, Problem, Tile, candidates, fits, tile_by_rule
 
 problems = st.builds(
     Problem,
@@ -39,6 +41,7 @@ def test_every_tile_fits_its_problem(problem: Problem) -> None:
         assert tile.split * 384 <= max(384, problem.taps * problem.channels)
         programs = -(-problem.rows // tile.rows) * -(-problem.columns // tile.columns)
         assert tile.split == 1 or programs <= MOST_TILES
+        assert fits(problem, tile)
 
 
 @given(st.integers(1, 8).map(lambda n: n * 16), st.integers(1, 10**6))
@@ -75,6 +78,54 @@ def test_tables_are_kept_and_damaged_ones_told(tuner_class: Any, tmp_path: Path,
         caplog.clear()
         assert tuner_class(torch.device("cpu"), autotune=True, folder=tmp_path / "new").chosen == {}
         assert "is no table of tiles" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("problem", "tile"),
+    [
+        (Problem(100, 48, 48, 3, "", True, torch.bfloat16), Tile(16, 16, 32)),
+        (Problem(100, 48, 48, 3, "", True, torch.bfloat16), Tile(16, 16, 16, parts=4)),
+        (Problem(100, 64, 64, 1, "n", False, torch.bfloat16), Tile(16, 16, 16, split=2)),
+        (Problem(10**6, 4096, 64, 7, "", True, torch.bfloat16), Tile(16, 16, 64, split=2)),
+        (Problem(100, 48, 48, 7, "u", False, torch.bfloat16), Tile(16, 32, 16)),
+        (Problem(100, 1024, 64, 1, "", True, torch.bfloat16), Tile(16, 512, 64)),
+        (PROBLEM, Tile(0, 16, 16)),
+        (PROBLEM, Tile(24, 16, 16)),
+        (PROBLEM, Tile(16, 16, 16, warps=3)),
+    ],
+    ids=["depth", "step", "norm", "counters", "unit", "width", "zero", "power", "warps"],
+)
+def test_a_tile_that_does_not_fit_is_left_out_and_told(
+    tuner_class: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, problem: Problem, tile: Tile
+) -> None:
+    tuner = tuner_class(torch.device("cpu"), autotune=True, folder=tmp_path)
+    tuner.chosen[problem.key] = tile
+    assert tuner.tile(problem) == tile_by_rule(problem)
+    assert "cannot be run and is left out" in caplog.text
+    assert tuner.chosen == {}
+
+
+def test_what_the_package_brings_fits() -> None:
+    tables = list((Path(tiles.__file__).parent / "tuned").glob("*.json"))
+    assert tables
+    for table in tables:
+        for key, tile in json.loads(table.read_text()).items():
+            dtype, rows, columns, taps, channels, kind = re.fullmatch(r"(\w+):(\d+)x(\d+)x(\d+)x(\d+)(\w*)", key).groups()  # type: ignore[union-attr]
+            may_split = not set(kind) & set("ngu")
+            problem = Problem(int(rows), int(columns), int(channels), int(taps), kind, may_split, getattr(torch, dtype))
+            assert problem.key == key
+            assert fits(problem, Tile(*tile)), key
+
+
+def test_without_a_home_nothing_is_kept(tuner_class: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    tuner = tuner_class(torch.device("cpu"), autotune=True)
+    tuner._write()
+    assert "there is no home folder" in caplog.text
 
 
 def test_a_table_that_cannot_be_kept_is_told(tuner_class: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

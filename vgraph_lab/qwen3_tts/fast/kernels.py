@@ -78,12 +78,14 @@ def convolve(
     out[b, t, n] = f(Σ_tap Σ_c x[b, t + tap · dilation, c] · w[tap · C + c, n] + bias[n]). A linear layer has one tap; a transposed
     convolution has one or two, and stride · channels columns, which are the next ``stride`` samples one after the other.
 
-    Program axes: columns, rows (all B · T, in one line), parts of the sum. With SPLIT parts, the last one to arrive adds them all, in
-    their order, so that results do not depend on which one that is.
+    Program axes: tiles (columns first, then rows, which are all B · T in one line), parts of the sum. With SPLIT parts, the last one to
+    arrive adds them all, in their order, so that results do not depend on which one that is.
     """
-    column = tl.program_id(0) * BN + tl.arange(0, BN)
-    row = tl.program_id(1) * BM + tl.arange(0, BM)
-    part = tl.program_id(2)
+    tile = tl.program_id(0)
+    across = tl.cdiv(N, BN)
+    column = (tile % across) * BN + tl.arange(0, BN)
+    row = (tile // across) * BM + tl.arange(0, BM)
+    part = tl.program_id(1)
     m = tl.minimum(row, M - 1)
     batch = (m // T).to(tl.int64)
     t = m % T
@@ -106,7 +108,6 @@ def convolve(
                 squares += tl.sum(wide * wide, axis=1)
 
     if SPLIT > 1:
-        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
         inside = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
         own = partial + tile.to(tl.int64) * (SPLIT * BM * BN) + inside
         tl.store(own + part * (BM * BN), acc)
@@ -303,7 +304,7 @@ def attend(
             distance = RING + i[:, None] - j[None, :]
             score = tl.where((distance >= 0) & (distance <= RING) & is_key[None, :], score, -1.0e30)
             higher = tl.maximum(best, tl.max(score, axis=1))
-            p = tl.where(score > -1.0e29, tl.exp(score - higher[:, None]), 0.0)
+            p = tl.where(score <= -1.0e29, 0.0, tl.exp(score - higher[:, None]))
             shrink = tl.exp(best - higher)
             weight = weight * shrink + tl.sum(p, axis=1)
             acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
@@ -334,7 +335,8 @@ def sum_taps(x, bias, out, T, left, TAPS: tl.constexpr, BLOCK: tl.constexpr):
     total = tl.zeros((BLOCK,), tl.float32) + tl.load(bias)
     for tap in tl.static_range(TAPS):
         total += tl.load(x + (b * (T + left) + t + tap) * TAPS + tap, mask=mask, other=0.0)
-    tl.store(out + b * T + t, tl.minimum(tl.maximum(total, -1.0), 1.0), mask=mask)
+    total = tl.maximum(total, -1.0, propagate_nan=tl.PropagateNan.ALL)  # a sample that is no number stays none
+    tl.store(out + b * T + t, tl.minimum(total, 1.0, propagate_nan=tl.PropagateNan.ALL), mask=mask)
 
 
 @triton.jit

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from vgraph_lab.qwen3_tts.layers import CausalConv1d, CausalConvTranspose1d, SnakeBeta
 
 from . import kernels
-from .tiles import MOST_TILES, Problem, Tile
+from .tiles import MOST_TILES, WIDEST, Problem, Tile
 
 __all__ = ["MOST_FUSED_CHANNELS", "FusedUnit", "Product", "TileChoice", "of_conv", "of_linear", "of_transposed_conv"]
 
-_WIDEST = 256  # columns of the widest tile; weights are filled up to whole tiles, so that loads need no mask
 
 MOST_FUSED_CHANNELS = 128
 """Channels of the widest residual unit that is one kernel: a program holds all of them."""
@@ -72,7 +71,7 @@ class Product(nn.Module):
         self.columns = columns // 2 if gate else columns
         self.norm_eps, self.gate, self.gelu = norm_eps, gate, gelu
         self.has_snake = snake is not None
-        unit = _WIDEST if self.columns > _WIDEST // 2 else _WIDEST // 2
+        unit = WIDEST if self.columns > WIDEST // 2 else WIDEST // 2  # filled up to whole tiles, loads need no mask
         width = -(-self.columns // unit) * unit + (self.columns if gate else 0)
 
         def filled(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -110,8 +109,8 @@ class Product(nn.Module):
         problem = Problem(batch * rows, self.columns, self.channels, self.taps, self.kind, can_split, x.dtype)
 
         def run(tile: Tile, *, compile_only: bool = False) -> None:
-            grid = (triton.cdiv(self.columns, tile.columns), triton.cdiv(problem.rows, tile.rows), tile.split)
-            sums = grid[0] * grid[1] * tile.split * tile.rows * tile.columns if tile.split > 1 else 1
+            grid = (triton.cdiv(self.columns, tile.columns) * triton.cdiv(problem.rows, tile.rows), tile.split)
+            sums = grid[0] * tile.split * tile.rows * tile.columns if tile.split > 1 else 1
             start(
                 kernels.convolve,
                 grid,

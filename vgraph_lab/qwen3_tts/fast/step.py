@@ -31,7 +31,7 @@ class FastStep(nn.Module):
     """One step of :func:`~vgraph_lab.qwen3_tts.incremental.continue_stream`, on the same arena.
 
     Args:
-        decoder: its weights are copied; make a new one after changing them.
+        decoder: its weights are copied; :meth:`take_over` copies them again.
         choose: gives a tile to each product.
     """
 
@@ -60,6 +60,12 @@ class FastStep(nn.Module):
             self.first = of_conv(first, snake=snakes[0])
             self.blocks = nn.ModuleList(_Block(block, after) for block, after in zip(blocks, [*snakes[1:], last_snake], strict=True))
             self.last = _LastConv(last)
+
+    @torch.no_grad()
+    def take_over(self, decoder: Code2WavDecoder) -> None:
+        """Prepare the weights of ``decoder`` again, in the same memory: graphs read them there."""
+        for mine, fresh in zip(self.buffers(), FastStep(decoder, self._choose).buffers(), strict=True):
+            mine.copy_(fresh)
 
     def forward(self, arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
         """codes int64 [B, Q, n], places int64 [B, 2] (slot, number of the first frame) → fp32 [B, n · samples_per_frame]."""

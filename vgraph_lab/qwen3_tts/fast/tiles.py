@@ -7,10 +7,13 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["MOST_TILES", "Problem", "Tile", "candidates", "tile_by_rule"]
+__all__ = ["MOST_TILES", "WIDEST", "Problem", "Tile", "candidates", "fits", "tile_by_rule"]
 
 MOST_TILES = 8192
 """Tiles of one product whose sums may be split: each has a counter."""
+
+WIDEST = 256
+"""Columns of the widest tile."""
 
 _FULL_GPU = 132  # programs that fill a large GPU once
 
@@ -53,6 +56,22 @@ class Problem:
     def key(self) -> str:
         """The problem in one word, for tables of tuned tiles."""
         return f"{str(self.dtype).removeprefix('torch.')}:{self.rows}x{self.columns}x{self.taps}x{self.channels}{self.kind}"
+
+
+def fits(problem: Problem, tile: Tile) -> bool:
+    """Whether the kernels can run a tile: they check nothing."""
+    sizes = (tile.rows, tile.columns, tile.depth)
+    return (
+        min(tile) >= 1
+        and all(size >= 16 and size & (size - 1) == 0 for size in sizes)
+        and problem.channels % (tile.depth * tile.parts) == 0
+        and tile.columns <= WIDEST
+        and (tile.columns >= problem.columns or problem.kind != "u")
+        and (tile.split == 1 or (problem.may_split and _programs(problem, tile.rows, tile.columns) <= MOST_TILES))
+        and tile.split <= problem.taps * problem.channels // (tile.depth * tile.parts)
+        and tile.warps in (1, 2, 4, 8, 16)
+        and tile.rows * tile.columns <= 1 << 16
+    )
 
 
 def tile_by_rule(problem: Problem) -> Tile:

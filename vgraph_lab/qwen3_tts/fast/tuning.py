@@ -13,9 +13,10 @@ from time import perf_counter
 
 import torch
 import triton
+from pydantic import TypeAdapter
 
 from .products import Run
-from .tiles import Problem, Tile, candidates, tile_by_rule
+from .tiles import Problem, Tile, candidates, fits, tile_by_rule
 
 __all__ = ["TileTuner", "cache_folder"]
 
@@ -23,12 +24,16 @@ logger = logging.getLogger(__name__)
 
 _LAUNCHES, _REPEATS = 6, 5
 _FLUSHED_BYTES = 64 << 20
+_KERNELS = 1  # counted up when kernels change so that other tiles may be faster, or that some do not fit any more
 _SHIPPED = Path(__file__).parent / "tuned"
 
 
-def cache_folder() -> Path:
-    """Where tuned tiles are kept: ``$XDG_CACHE_HOME/vgraph_lab/tiles``, by default ``~/.cache/vgraph_lab/tiles``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vgraph_lab" / "tiles"
+def cache_folder() -> Path | None:
+    """Where tuned tiles are kept: ``$XDG_CACHE_HOME/vgraph_lab/tiles``, by default ``~/.cache/vgraph_lab/tiles``. None without a home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vgraph_lab" / "tiles"
+    except RuntimeError:
+        return None
 
 
 class TileTuner:
@@ -40,7 +45,7 @@ class TileTuner:
         folder: of the tables that are kept; by default :func:`cache_folder`.
 
     Attributes:
-        chosen: by key of the problem.
+        chosen: by key of the problem; what was found here or in the user's table goes before what the package brings.
         times_us: of all candidates that were timed, by key.
         failures: candidates that could not be compiled or launched, with what happened, by key.
     """
@@ -48,10 +53,10 @@ class TileTuner:
     def __init__(self, device: torch.device, *, autotune: bool, folder: Path | None = None) -> None:
         self._device, self._autotune = device, autotune and device.type == "cuda"
         name = torch.cuda.get_device_name(device).replace(" ", "_") if device.type == "cuda" else "cpu"
-        self._file = (folder or cache_folder()) / f"{name}-triton-{triton.__version__}.json"
-        self.chosen: dict[str, Tile] = {}
-        for path in (_SHIPPED / self._file.name, self._file):
-            self.chosen |= _read(path)
+        file, folder = f"{name}-triton-{triton.__version__}-kernels-{_KERNELS}.json", folder or cache_folder()
+        self._file = folder / file if folder else None
+        self._shipped = _read(_SHIPPED / file)
+        self.chosen: dict[str, Tile] = _read(self._file) if self._file else {}
         self.times_us: dict[str, dict[Tile, float]] = {}
         self.failures: dict[str, dict[Tile, str]] = {}
         self._collected: dict[str, tuple[Problem, Run]] | None = None
@@ -66,7 +71,17 @@ class TileTuner:
 
     def tile(self, problem: Problem) -> Tile:
         """The tile of a problem."""
-        return self.chosen.get(problem.key) or tile_by_rule(problem)
+        return self._known(problem) or tile_by_rule(problem)
+
+    def _known(self, problem: Problem) -> Tile | None:
+        """From a table, if the kernels can run it."""
+        for table in (self.chosen, self._shipped):
+            tile = table.get(problem.key)
+            if tile is not None:
+                if fits(problem, tile):
+                    return tile
+                logger.warning("the tile %s of %s in a table cannot be run and is left out", tuple(table.pop(problem.key)), problem.key)
+        return None
 
     def get_ready(self, step: Callable[[], object]) -> None:
         """Compile what a step needs, on all processors, and choose tiles for its products if none are known.
@@ -81,7 +96,7 @@ class TileTuner:
             collected = self._collected
         finally:
             self._collected = None
-        unknown = [key for key in collected if key not in self.chosen] if self._autotune else []
+        unknown = [key for key, (problem, _) in collected.items() if self._known(problem) is None] if self._autotune else []
         begin = perf_counter()
         with ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool, ignore_errors=True):
             for key, (problem, run) in collected.items():
@@ -110,6 +125,8 @@ class TileTuner:
             try:
                 run(tile)
                 times[tile] = self._time_us(run, tile)
+            except (torch.OutOfMemoryError, torch.AcceleratorError):
+                raise  # not the tile's fault
             except (RuntimeError, triton.TritonError) as error:  # too many registers or bytes of shared memory: another one will do
                 self.failures.setdefault(problem.key, {})[tile] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         self.times_us[problem.key] = times
@@ -122,10 +139,12 @@ class TileTuner:
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             graph.capture_begin(capture_error_mode="thread_local")
-            for _ in range(_LAUNCHES):
-                flushed.zero_()
-                run(tile)
-            graph.capture_end()
+            try:
+                for _ in range(_LAUNCHES):
+                    flushed.zero_()
+                    run(tile)
+            finally:
+                graph.capture_end()
             for _ in range(_REPEATS):
                 begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
                 begin.record()
@@ -139,6 +158,9 @@ class TileTuner:
 
     def _write(self) -> None:
         """Keep the table. That a home cannot be written costs the next process the same time again, and nothing else."""
+        if self._file is None:
+            logger.warning("tuned tiles are not kept: there is no home folder. Set XDG_CACHE_HOME")
+            return
         text = json.dumps({key: list(tile) for key, tile in sorted(self.chosen.items())}, indent=0)
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -152,9 +174,9 @@ class TileTuner:
 def _read(path: Path) -> dict[str, Tile]:
     """A table, or nothing; one that cannot be read is told and left out."""
     try:
-        return {key: Tile(*(int(number) for number in tile)) for key, tile in json.loads(path.read_text()).items()}
+        return dict(TypeAdapter(dict[str, Tile]).validate_json(path.read_bytes(), strict=True))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        logger.warning("%s is no table of tiles (%s) and is ignored; it will be written anew", path, error)
+    except (OSError, ValueError) as error:
+        logger.warning("%s is no table of tiles (%s) and is left out", path, str(error).splitlines()[0])
         return {}

@@ -126,13 +126,21 @@ class StreamOrderedLock:
     def __enter__(self) -> None:
         self._lock.acquire()
         self._depth += 1
+        try:
+            if self._depth == 1:
+                self._wait_for_last_holder()
+        except BaseException:  # no __exit__ follows
+            self._depth -= 1
+            self._lock.release()
+            raise
+
+    def _wait_for_last_holder(self) -> None:
         # Comparing raw handles costs a tenth of a microsecond, making a Stream object four.
-        if self._depth == 1 and (
-            self._stream is None or torch._C._cuda_getCurrentRawStream(self._device.index) != self._stream.cuda_stream
-        ):
-            self._stream = torch.cuda.current_stream(self._device)
+        if self._stream is None or torch._C._cuda_getCurrentRawStream(self._device.index) != self._stream.cuda_stream:
+            stream = torch.cuda.current_stream(self._device)
             if self._event is not None:
-                self._stream.wait_event(self._event)
+                stream.wait_event(self._event)
+            self._stream = stream
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         try:
