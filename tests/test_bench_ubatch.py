@@ -30,6 +30,7 @@ from vgraph_lab.bench.ubatch import (
     recorded_ubatch,
     where_recorded,
 )
+from vgraph_lab.bench.ubatch_measure import is_host_bound
 from vgraph_lab.bench.ubatch_table import ubatch_table
 from vgraph_lab.cli import app
 from vgraph_lab.errors import ConfigError, InputError, RankLostError
@@ -275,3 +276,31 @@ def test_the_table_of_a_gpu_says_device_times_and_what_was_hidden() -> None:
     shown = console.export_text()
     for words in ("2 × NVIDIA H200, nccl", "device", "1.12", "75 %", "6.00 of 8.00 ms of communication", "[no] room", "alone: 7.50 ms"):
         assert words in shown
+
+
+def test_a_step_that_waits_for_the_host_tells_nothing_of_overlap() -> None:
+    """Spans of a trace include the device's waits for the host: more communication than the whole step takes."""
+    times = {"wall_ms": 45.6, "wall_p10_ms": 45.0, "wall_p90_ms": 46.0, "device_ms": 4.2, "host_ms": 45.5}
+    split = {"variant": "eager_ubatch", "comm_ms": 6.45, "overlap_ms": 0.0, "hidden_percent": 12.0}
+    rows = [
+        {"case": "decode", **times, **split},
+        {"case": "prefill", **times, **split, "device_ms": 76.0, "comm_ms": 9.0, "hidden_percent": 90.0},
+    ]
+    settings = {"ranks": 2, "backend": "nccl", "dtype": "bfloat16", "model": {"num_experts": 8}, "repeats": 20, "exchange_alone_ms": 7.5}
+    record = MeasurementRecord("ubatch", settings | {"traces": [], "absent": {}}, rows, {"card": "NVIDIA H200", "cuda": "13.0"})
+    table = record_table(record)
+    assert table[["comm_ms", "hidden_percent"]].isna().all(axis=1).tolist() == [True, False]
+    assert table.loc[1, ["comm_ms", "hidden_percent"]].tolist() == [9.0, 90.0]
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(ubatch_table(record))
+    shown = console.export_text()
+    assert "90 %" in shown
+    assert "12 %" not in shown
+    assert not is_host_bound({"host_ms": 2.0, "wall_ms": 1.0}), "on a CPU no device waits"
+
+
+def test_the_record_of_two_gpus_tells_of_overlap_in_prefill_only() -> None:
+    record = recorded_ubatch()
+    assert record is not None
+    table = record_table(record)
+    assert table.groupby("case")["hidden_percent"].count().to_dict() == {"decode": 0, "prefill": 2}

@@ -650,6 +650,20 @@ class RunnerContract(V1Contract):
             exact.shutdown()
             padded.shutdown()
 
+    def test_what_an_earlier_request_left_changes_nothing(self, backend: GraphBackend) -> None:
+        """A request that ran into NaN leaves it in its blocks; the next one that gets these has nothing of it."""
+        for mode in (NONE, PIECEWISE, FULL, BOTH):
+            clean, runner = runner_of(backend, mode), runner_of(backend, mode)
+            runner._need().kv_cache.blocks[:, :, NULL_BLOCK + 1 :] = float("nan")
+            for number, step in enumerate(({"a": 3, "b": 1}, {"a": 1, "b": 1}, {"a": 2, "b": 1, "c": 1}, {"c": 1}, {"d": 13})):
+                batch = [ScheduledRequest(name, tokens_of(name, number, count)) for name, count in step.items()]
+                found, expected = (each.execute_model(batch, return_hidden_states=True) for each in (runner, clean))
+                assert torch.allclose(found.logits, expected.logits, atol=1e-5), (mode, number)
+                assert found.hidden_states is not None
+                assert not found.hidden_states.isnan().any(), (mode, number)
+            clean.shutdown()
+            runner.shutdown()
+
     def test_capture_order_and_the_entries_table(self, backend: GraphBackend) -> None:
         cfg = StageConfig(cudagraph_mode="FULL_AND_PIECEWISE", max_num_seqs=4)
         with GPUGenerationModelRunner(cfg, str(backend.device), v1_config=RunnerConfig(cudagraph_capture_sizes=(1, 2, 8))) as runner:

@@ -10,10 +10,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 import torch.distributed as dist
 
-from vgraph_lab.errors import FallbackReason, RankLostError
+from vgraph_lab.errors import FallbackReason, RankLostError, VGraphLabError
+from vgraph_lab.inspect.v1_tables import batches_table
 from vgraph_lab.vllm_v1 import GPUModelRunner, ParallelConfig, RunnerConfig, ScheduledRequest, WorkloadConfig, WorkloadModel
 from vgraph_lab.vllm_v1.model_wrappers import FULL_TARGET, PIECEWISE_TARGET, UBATCH_TARGET
 
@@ -34,20 +36,65 @@ def main(rank: int, folder: Path) -> None:
     os._exit(0)  # a group that lost a rank cannot be taken down in order
 
 
-def ready(rank: int, name: str, plan: dict[str, Any], experts: dist.ProcessGroup) -> GPUModelRunner:
-    """The runner of a run called MODE×PARTS."""
+def meet(rank: int, folder: Path) -> None:
+    """Be one rank that does something else than the others: plan.json says what as ``does``, and which settings are its ``own``."""
+    torch.set_num_threads(1)
+    plan = json.loads((folder / "plan.json").read_text())
+    timeout = timedelta(seconds=plan["timeout_s"])
+    store = dist.FileStore(str(folder / "store"), plan["size"])  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=plan["size"], timeout=timedelta(seconds=60))
+    found: list[str] = []
+    runners: list[GPUModelRunner] = []
+
+    def raising(*_: object) -> None:
+        raise ValueError("boom")
+
+    def do(what: str) -> None:
+        if what == "load":
+            runners.append(ready(rank, plan["run"], plan, dist.new_group(timeout=timeout), plan["own"][rank]))
+            return
+        if what == "die":
+            (folder / f"rank-{rank}.json").write_text(json.dumps(found))
+            os._exit(3)
+        runner, tokens = runners[0], [1, 2, 3, 4, 5, 6]
+        layer = runner.get_model().layers[1]  # type: ignore[index]
+        hook = layer.register_forward_pre_hook(raising) if what == "fail" else None  # type: ignore[union-attr]
+        runner.finish_requests(["a"])
+        try:
+            if what == "explain":
+                runner.explain([6])
+            elif what == "parity":
+                runner.check_parity([ScheduledRequest("a", tokens)])
+            else:
+                runner.execute_model([ScheduledRequest("a", tokens)])
+        finally:
+            if hook is not None:
+                hook.remove()
+
+    for what in plan["does"][rank]:
+        try:
+            do(what)
+            found.append("")
+        except (VGraphLabError, ValueError) as error:
+            found.append(f"{type(error).__name__} {list(getattr(error, 'ranks', []))}: {error}")
+    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
+    while len(list(folder.glob("rank-*.json"))) < plan["size"]:
+        time.sleep(0.02)
+    os._exit(0)
+
+
+def ready(
+    rank: int, name: str, plan: dict[str, Any], experts: dist.ProcessGroup, own: dict[str, dict[str, Any]] | None = None
+) -> GPUModelRunner:
+    """The runner of a run called MODE×PARTS; with settings of its own in the sections ``runner``, ``parallel`` and ``model``."""
+    own = {"runner": {}, "parallel": {}, "model": {}} | (own or {})
     mode, parts = name.split("×")
     thresholds = {"dbo_decode_token_threshold": DECODE_THRESHOLD, "dbo_prefill_token_threshold": PREFILL_THRESHOLD}
-    config = RunnerConfig(
-        cudagraph_mode=mode,  # type: ignore[arg-type]  # names are read
-        cudagraph_capture_sizes=SIZES,
-        block_size=4,
-        max_num_batched_tokens=32,
-        debug=True,
-    )
-    parallel = ParallelConfig(plan["size"], rank, ubatch_size=int(parts), **thresholds)
+    settings = {"cudagraph_mode": mode, "cudagraph_capture_sizes": SIZES, "block_size": 4, "max_num_batched_tokens": 32, "debug": True}
+    config = RunnerConfig(**settings | own["runner"])
+    parallel = ParallelConfig(plan["size"], rank, **{"ubatch_size": int(parts)} | thresholds | own["parallel"])
     runner = GPUModelRunner(config, "cpu", parallel_config=parallel, timeout_s=plan.get("timeout_s", 60))
-    runner.load_model(WorkloadModel(WorkloadConfig(**plan["model"]), expert_group=experts))
+    runner.load_model(WorkloadModel(WorkloadConfig(**plan["model"] | own["model"]), expert_group=experts))
     runner.capture_model()
     return runner
 
@@ -72,9 +119,13 @@ def run(rank: int, name: str, plan: dict[str, Any], experts: dist.ProcessGroup, 
             found["lost"] = {"ranks": list(error.ranks), "message": str(error), "notes": getattr(error, "__notes__", []), "kept": live}
             return found
         done = explanation.execution
+        lens = [len(tokens) for _, tokens in step[rank]] or [1]
+        row = batches_table(runner, [lens]).iloc[0].to_dict() if plan.get("has_tables") else {}
         steps.append(
             {
+                "table": [row["mode"], row["reason"], int(row["segments"]) if pd.notna(row["segments"]) else 0] if row else [],
                 "mode": done.cudagraph_mode.name,
+                "runs_as": [explanation.runs_as.name, done.cudagraph_stats.runtime_mode],
                 "tokens": done.num_tokens_across_dp,
                 "split": done.should_ubatch,
                 "reason": explanation.fallback_reason,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from golden import CASES, descriptor, dispatcher
 from hypothesis import given
@@ -164,6 +165,26 @@ def test_impossible_batches_fail(arguments: dict[str, Any], words: str) -> None:
     for call in (found.dispatch, found.explain):
         with pytest.raises(InputError, match=words):
             call(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "arguments", "words"),
+    [
+        (2.5, {}, r"num_tokens: a batch has a whole number of tokens, got 2\.5"),
+        ("3", {}, "a whole number of tokens, got '3'"),
+        (True, {}, "a whole number of tokens, got True"),
+        (3, {"invalid_modes": CUDAGraphMode.FULL}, r"invalid_modes: must be several modes, such as \{CUDAGraphMode\.FULL\}, got <CUDA"),
+        (3, {"valid_modes": "FULL"}, "valid_modes: must be several modes"),
+        (3, {"valid_modes": {CUDAGraphMode.FULL}, "invalid_modes": {CUDAGraphMode.FULL}}, "leave no mode at all. Allow NONE"),
+        (30, {"invalid_modes": {CUDAGraphMode.NONE}}, r"in the modes allowed \(FULL, PIECEWISE\)"),
+    ],
+)
+def test_arguments_of_another_kind_are_told(num_tokens: Any, arguments: dict[str, Any], words: str) -> None:
+    dispatcher = CudagraphDispatcher(CUDAGraphMode.FULL_AND_PIECEWISE, [1, 4], max_num_seqs=4)
+    for ask in (dispatcher.dispatch, dispatcher.explain):
+        with pytest.raises(InputError, match=words):
+            ask(num_tokens, **arguments)
+    assert dispatcher.dispatch(np.int64(3)) == dispatcher.dispatch(3)  # type: ignore[arg-type]
 
 
 def test_more_adapters_than_configured_fails() -> None:

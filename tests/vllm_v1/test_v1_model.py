@@ -40,7 +40,7 @@ class Bench:
         cpu = torch.device("cpu")
         self.cache = KVCache(c.num_layers, num_blocks, block_size, c.num_kv_heads, c.head_dim, device=cpu, dtype=torch.float32)
         if rubbish:  # what earlier requests have left
-            self.cache.blocks[:, :, NULL_BLOCK + 1 :] = 50.0
+            self.cache.blocks[:, :, NULL_BLOCK + 1 :] = float("nan")
         pool = BlockPool(num_blocks)
         order = pool.get_new_blocks(num_blocks - 1)
         random.Random(seed).shuffle(order)
@@ -283,3 +283,19 @@ def test_buffers_refuse_what_does_not_fit() -> None:
     for tokens, reqs in ((2, 1), (97, 1), (3, 9)):
         with pytest.raises(InputError, match="do not fit into"):
             bench.buffers.fill(batch, tokens, reqs)
+
+
+def test_padding_requests_have_nothing_of_a_larger_batch() -> None:
+    """Buffers keep their values from step to step: what padding may read is written anew."""
+    buffers = InputBuffers(8, 4, 3, torch.device("cpu"))
+    larger = InputBatch.dummy([2, 2, 2, 2], 3)
+    larger.block_table[:] = 7
+    buffers.fill(larger, 8, 4)
+    assert buffers.block_table.eq(7).all()
+    smaller = InputBatch.dummy([1], 3)
+    smaller.block_table[:] = 5
+    buffers.fill(smaller, 4, 3)
+    assert buffers.seq_lens.tolist() == [1, 0, 0, 2]
+    assert buffers.block_table.tolist() == [[5] * 3, [NULL_BLOCK] * 3, [NULL_BLOCK] * 3, [7] * 3]
+    assert buffers.query_start_loc.tolist() == [0, 1, 1, 1, 8]
+    assert buffers.slot_mapping[:4].tolist() == [-1] * 4

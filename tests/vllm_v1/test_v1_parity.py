@@ -270,6 +270,17 @@ def test_an_offloaded_model_is_compared_like_any_other() -> None:
         assert report.is_equal, str(report)
 
 
+@pytest.mark.parametrize("name", ["atol", "rtol"])
+@pytest.mark.parametrize("value", [None, -1.0, "x", float("nan"), float("inf"), True])
+def test_what_is_no_tolerance_is_refused_before_the_step(graphs: WrapperGraphs, name: str, value: Any) -> None:
+    runner = GPUModelRunner(RunnerConfig(cudagraph_mode=PIECEWISE, cudagraph_capture_sizes=(4,)), "cpu")
+    with pytest.raises(InputError, match=f"{name}: a tolerance is a finite number from 0, got {value!r}"):
+        runner.check_parity([ScheduledRequest("a", [1, 2])], **{name: value})
+    wrapper = BreakableCUDAGraphWrapper(torch.neg, graphs, PIECEWISE)
+    with pytest.raises(InputError, match=f"{name}: a tolerance"):
+        check_parity(wrapper, **{name: value})
+
+
 def test_a_decode_batch_has_no_segments() -> None:
     with pytest.raises(InputError, match="runs as FULL; only a PIECEWISE graph has segments"):
         ready().check_parity([ScheduledRequest("a", [1])])

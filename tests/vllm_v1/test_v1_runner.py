@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from dense_reference import dense_logits
@@ -47,7 +48,7 @@ def ready(model: WorkloadConfig = CONFIG, **fields: Any) -> GPUModelRunner:
     return runner
 
 
-def step(runner: GPUModelRunner, **requests: list[int]) -> ModelRunnerOutput:
+def step(runner: GPUModelRunner, **requests: Any) -> ModelRunnerOutput:
     return runner.execute_model([ScheduledRequest(req_id, tokens) for req_id, tokens in requests.items()], return_hidden_states=True)
 
 
@@ -164,8 +165,20 @@ def test_a_batch_can_be_explained_without_running() -> None:
     runner = GPUModelRunner(RunnerConfig(cudagraph_capture_sizes=SIZES, max_num_batched_tokens=48), "cpu")
     assert str(runner.explain([1, 1])).endswith("runs as FULL 2 tok×2 req·uniform")
     assert runner.explain([3, 1]).execution.batch_descriptor == BatchDescriptor(4)
-    with pytest.raises(InputError, match="a number from 1 for each of 0 requests"):
-        runner.explain([])
+    assert runner.explain(np.array([3, 1])) == runner.explain((3, 1)) == runner.explain([np.int32(3), 1])
+    for bad, words in (
+        ([], r"a list with the tokens of each request, of one at least; got \[\]"),
+        (3, "of one at least; got 3"),
+        ("ab", "of one at least; got 'ab'"),
+        ([1.5], r"a whole number of tokens from 1, got 1\.5 in \[1\.5\]"),
+        ([[1]], r"got \[1\] in \[\[1\]\]"),
+        ([2, True], "got True"),
+        ([1, -1], "got -1"),
+        ([1] * 9, "9 requests with 9 tokens do not run in one step: max_num_seqs is 8, max_num_batched_tokens 48"),
+        ([49], "1 requests with 49 tokens do not run in one step"),
+    ):
+        with pytest.raises(InputError, match=words):
+            runner.explain(bad)  # type: ignore[arg-type]
 
 
 def test_hidden_states_of_all_tokens_are_real_and_owned() -> None:
@@ -303,12 +316,31 @@ def test_shutdown_gives_everything_back() -> None:
         ({"cudagraph_capture_sizes": (4, 64)}, "no batch reaches 64, max_num_batched_tokens is 48"),
         ({"cudagraph_capture_sizes": ()}, "FULL_AND_PIECEWISE needs at least one"),
         ({"max_num_seqs": 1, "max_num_batched_tokens": 60, "cudagraph_capture_sizes": (1,)}, "60 tokens never meet"),
-        ({"num_warmups": -1}, "num_warmups: must be 0 or more"),
+        ({"num_warmups": -1}, r"^num_warmups: .* \(got -1\)"),
     ],
 )
 def test_bad_settings_fail(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         ready(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"num_speculative_tokens": -1}, r"^num_speculative_tokens: .* \(got -1\)"),
+        ({"cudagraph_mode": "ful"}, r"^cudagraph_mode: 'ful' is no graph mode\. Did you mean 'FULL'\?"),
+        ({"cudagraph_mode": 2}, r"^cudagraph_mode: .* \(got 2\)"),
+        ({"cudagraph_capture_sizes": 8}, r"^cudagraph_capture_sizes: must be a list, e\.g\. \[1, 4\] \(got 8\)"),
+        ({"cudagraph_capture_sizes": (8.5,)}, r"^cudagraph_capture_sizes\.0: .* \(got 8\.5\)"),
+        ({"cudagraph_capture_sizes": (0,)}, "^cudagraph_capture_sizes: 0 cannot be captured"),
+        ({"cudagraph_capture_sizes": [2, 2]}, "^cudagraph_capture_sizes: repeats 2"),
+        ({"debu": True}, r"^debu: unknown key\. Did you mean 'debug'\?"),
+        ({"block_size": 0, "num_blocks": "x"}, r"^block_size: .*; num_blocks: .*"),
+    ],
+)
+def test_settings_are_refused_as_they_are_written(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        RunnerConfig(**fields)
 
 
 def test_unsorted_sizes_are_as_good_as_sorted_ones() -> None:
@@ -379,6 +411,42 @@ def test_what_a_declared_model_lacks_is_named(name: str) -> None:
     assert not supports_vllm_v1(model)
     with pytest.raises(ConfigError, match=f"Forwarding cannot run here, it lacks: {name}. See SupportsVllmV1"):
         GPUGenerationModelRunner(StageConfig.from_dict({}), "cpu").load_model(model)
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (None, "a batch is a list of ScheduledRequest, got a NoneType"),
+        (ScheduledRequest("a", [1]), r"got a ScheduledRequest\. Write \[ScheduledRequest"),
+        (iter([ScheduledRequest("a", [1])]), "got a list_iterator"),
+        ([("a", [1])], r"got a list with \('a', \[1\]\)"),
+        ([ScheduledRequest(3, [1])], "req_id: must be a text, got 3"),  # type: ignore[arg-type]
+        ([ScheduledRequest(["a"], [1])], r"req_id: must be a text, got \['a'\]"),  # type: ignore[arg-type]
+        ([ScheduledRequest("b", None)], "request 'b': token_ids must be a list of whole numbers, got None"),  # type: ignore[arg-type]
+        ([ScheduledRequest("b", "abc")], "token_ids must be a list of whole numbers, got 'abc'"),  # type: ignore[arg-type]
+        ([ScheduledRequest("b", iter([1]))], "token_ids must be a list of whole numbers, got <list_iterator"),  # type: ignore[arg-type]
+        ([ScheduledRequest("b", np.ones((1, 1), int))], "token_ids must be a list of whole numbers, got array"),  # type: ignore[arg-type]
+        ([ScheduledRequest("b", [1.0])], r"whole numbers from 0 to 63, got 1\.0"),  # type: ignore[list-item]
+        ([ScheduledRequest("b", [True])], "whole numbers from 0 to 63, got True"),
+    ],
+)
+def test_what_is_no_batch_is_told_and_changes_nothing(bad: Any, words: str) -> None:
+    runner = ready(cudagraph_mode=NONE)
+    step(runner, a=[1, 2])
+    with pytest.raises(InputError, match=words):
+        runner.execute_model(bad)
+    for ids in (None, [["a"]], 3):
+        with pytest.raises(InputError, match="requests are ended by a list of ids, each a text; got"):
+            runner.finish_requests(ids)  # type: ignore[arg-type]
+    assert runner.num_computed_tokens("a") == 2
+    assert torch.allclose(step(runner, a=[3]).logits[0].double(), expected(runner, [1, 2, 3]), atol=2e-4)
+
+
+def test_tokens_may_be_numbers_of_numpy() -> None:
+    runner = ready(cudagraph_mode=NONE)
+    plain, array, scalars = step(runner, a=[1, 2]), step(runner, b=np.array([1, 2])), step(runner, c=[np.int32(1), np.uint8(2)])
+    assert torch.equal(plain.logits, array.logits)
+    assert torch.equal(plain.logits, scalars.logits)
 
 
 def test_refused_batches_change_nothing() -> None:

@@ -39,12 +39,12 @@ Request = tuple[str, list[int]]
 Steps = list[list[list[Request]]]  # of each step, for each rank, its requests with their new tokens; none: a dummy batch
 
 
-def run_ranks(folder: Path, **plan: Any) -> tuple[list[int | None], list[dict[str, Any]]]:
+def run_ranks(folder: Path, target: Any = runner_dp_child.main, **plan: Any) -> tuple[list[int | None], list[dict[str, Any]]]:
     """Exit codes of all ranks, and what those wrote that are left."""
     (folder / "plan.json").write_text(json.dumps(plan))
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(["vgraph_lab.vllm_v1"])  # imports torch once, not once per rank
-    ranks = [server.Process(target=runner_dp_child.main, args=(rank, folder)) for rank in range(plan["size"])]
+    ranks = [server.Process(target=target, args=(rank, folder)) for rank in range(plan["size"])]
     for rank in ranks:
         rank.start()
     try:
@@ -124,6 +124,82 @@ def test_every_mode_in_micro_batches_is_eager_without_them(tmp_path: Path) -> No
         assert result["FULL_AND_PIECEWISE×2"]["hits"][UBATCH_TARGET] == 1
     # Whole batches of shapes that are captured split: the first, the dummy one (not counted), and the last.
     assert [result["FULL×2"]["not_covered"] for result in found] == [2, 3]
+
+
+def test_what_a_step_says_is_what_is_counted(tmp_path: Path) -> None:
+    """Where a graph of the other kind makes a batch eager, explanation, padding statistics and counters tell the same."""
+    decode: Steps = [[[("p", [1]), ("q", [2])], [("r", [3]), ("s", [4])]]]  # mode FULL: split from 2 tokens on, captured whole below 4
+    names = [*SPLIT_MODES, "FULL_DECODE_ONLY×2"]
+    codes, found = run_ranks(tmp_path, size=2, model=MODEL, runs=names, steps=STEPS_OF_2 + decode, has_tables=True)
+    assert codes == [0, 0]
+    for rank, result in enumerate(found):
+        for name in names:
+            runs = result[name]["steps"]
+            counted = [done for done, step in zip(runs, STEPS_OF_2 + decode, strict=True) if step[rank]]
+            assert sum(done["reason"] is None for done in counted) == sum(result[name]["hits"].values())
+            assert sum(done["reason"] == "state_not_covered" for done in counted) == result[name]["not_covered"]
+            for done in runs:
+                runs_as = "NONE" if done["reason"] else done["mode"]
+                assert done["runs_as"] == [runs_as] * 2
+                segments = {"NONE": 0, "FULL": 1, "PIECEWISE": MODEL["num_layers"] + 1}[runs_as]
+                assert done["table"] == [runs_as, done["reason"] or "", segments]
+        words = {name: [done["words"] for done in result[name]["steps"]] for name in names}
+        assert words["FULL×2"][0].startswith("runs eager whole, padded to 4 tok×4 req: the FULL graph of that shape holds micro-batches")
+        assert words["FULL×2"][-1] == "runs eager in micro-batches, padded to 2 tok×2 req: the FULL graph of that shape holds whole batches"
+        for name in ("FULL_AND_PIECEWISE×2", "FULL_DECODE_ONLY×2"):
+            assert words[name][-1] == "runs as FULL 2 tok×2 req·uniform"
+
+
+@pytest.mark.parametrize(
+    ("section", "own", "words"),
+    [
+        ("runner", {"cudagraph_mode": "FULL"}, "cudagraph_mode: PIECEWISE on rank 0 and rank 2, FULL on rank 1"),
+        ("runner", {"cudagraph_capture_sizes": (1, 6)}, r"cudagraph_capture_sizes: [1, 2, 4, 8] on rank 0 and rank 2, [1, 6] on rank 1"),
+        ("runner", {"max_num_batched_tokens": 16}, "max_num_batched_tokens: 32 on rank 0 and rank 2, 16 on rank 1"),
+        ("parallel", {"ubatch_size": 3}, "num_ubatches: 2 on rank 0 and rank 2, 3 on rank 1"),
+        ("parallel", {"dbo_decode_token_threshold": 5}, "dbo_decode_token_threshold: 2 on rank 0 and rank 2, 5 on rank 1"),
+        ("parallel", {"dbo_prefill_token_threshold": 6}, "dbo_prefill_token_threshold: 4 on rank 0 and rank 2, 6 on rank 1"),
+        ("model", {"num_layers": 3}, "model.num_layers: 2 on rank 0 and rank 2, 3 on rank 1"),
+    ],
+)
+def test_every_rank_is_told_which_setting_differs(tmp_path: Path, section: str, own: dict[str, Any], words: str) -> None:
+    plan: dict[str, Any] = {"size": 3, "model": EXPERTS | {"num_experts": 3}, "run": "PIECEWISE×2", "timeout_s": 5}
+    codes, found = run_ranks(tmp_path, runner_dp_child.meet, does=[["load"]] * 3, own=[{}, {section: own}, {}], **plan)
+    assert codes == [0] * 3
+    told = f"ConfigError []: data-parallel ranks must have the same settings. {words}. Give all ranks the same."
+    assert found == [[told]] * 3
+
+
+def test_a_rank_that_fails_and_lives_is_named_by_all(tmp_path: Path) -> None:
+    plan: dict[str, Any] = {"size": 3, "model": EXPERTS | {"num_experts": 3}, "run": "NONE×2", "timeout_s": 1, "own": [{}] * 3}
+    does = [["load", "step", "step"], ["load", "fail", "step"], ["load", "step", "step"]]
+    codes, found = run_ranks(tmp_path, runner_dp_child.meet, does=does, **plan)
+    assert codes == [0] * 3
+    assert found[1][:2] == ["", "ValueError []: boom"]
+    for told in (found[0][1], found[2][1], *(each[2] for each in found)):
+        assert told.startswith("RankLostError [1]: rank 1 failed in step 0 with ValueError: boom of the data-parallel group")
+
+
+def test_a_failure_that_stranded_nobody_is_forgotten(tmp_path: Path) -> None:
+    plan: dict[str, Any] = {"size": 2, "model": MODEL, "run": "NONE×2", "timeout_s": 1, "own": [{}] * 2}
+    does = [["load", "step", "step", "die"], ["load", "fail", "step", "step"]]
+    codes, found = run_ranks(tmp_path, runner_dp_child.meet, does=does, **plan)
+    assert codes == [3, 0]
+    assert found[0] == [""] * 3
+    assert found[1][:3] == ["", "ValueError []: boom", ""]
+    assert found[1][3].startswith("RankLostError [0]: rank 0 of 2 did not take part in step 2")
+
+
+@pytest.mark.parametrize(("call", "name"), [("explain", "explain()"), ("parity", "check_parity()")])
+def test_ranks_that_call_for_different_things_are_told_so(tmp_path: Path, call: str, name: str) -> None:
+    plan: dict[str, Any] = {"size": 2, "model": MODEL, "run": "PIECEWISE×0", "timeout_s": 5, "own": [{}] * 2}
+    does = [["load", call, "step", call], ["load", "step", "step", call]]
+    codes, found = run_ranks(tmp_path, runner_dp_child.meet, does=does, **plan)
+    assert codes == [0, 0]
+    for told in found:
+        assert told[1].startswith("LifecycleError []: the data-parallel ranks have called for different things")
+        assert f"(rank 0: {name}, number 0, rank 1: a step (execute_model() or execute_dummy_batch()), number 0)" in told[1]
+        assert told[2:] == ["", ""], "they go on together"
 
 
 def test_a_split_batch_says_that_breakable_graphs_do_not_serve_it(tmp_path: Path) -> None:

@@ -75,6 +75,24 @@ def test_a_request_on_the_cut_is_on_both_sides() -> None:
     assert str(padded[-1]) == "requests 1:3, tokens 8:12"
 
 
+def test_parts_beyond_the_last_real_token() -> None:
+    """Each but the last keeps its range and names a request that only padding has; the last one stops before it starts."""
+    real, padded = maybe_create_ubatch_slices(True, [2, 1], 12, 4, 4)
+    assert real is not None
+    assert padded is not None
+    assert list(map(str, real)) == [
+        "requests 0:2, tokens 0:3",
+        "requests 2:3, tokens 3:6",
+        "requests 2:3, tokens 6:9",
+        "requests 2:2, tokens 9:3",
+    ]
+    assert [(part.num_tokens, part.num_reqs, part.is_empty()) for part in real[1:]] == [(3, 1, False), (3, 1, False), (-6, 0, True)]
+    assert padded == [*real[:-1], UBatchSlice(slice(2, 4), slice(9, 12))]
+    at_its_start, _ = maybe_create_ubatch_slices(True, [4, 4], 12, 4, 3)
+    assert at_its_start is not None
+    assert at_its_start[-1].num_tokens == 0
+
+
 def test_a_split_point_of_ones_own() -> None:
     slices, _ = maybe_create_ubatch_slices(True, [6, 4], 12, 2, 2, split_point=2)
     assert slices is not None

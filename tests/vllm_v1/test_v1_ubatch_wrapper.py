@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,8 +17,10 @@ from ubatch_workload import Workload
 
 from vgraph_lab.errors import CaptureError, CaptureRefusedError, ConfigError, FallbackReason, InputError, LifecycleError, UBatchError
 from vgraph_lab.graphs.backends.cpu import CpuGraphBackend
+from vgraph_lab.graphs.capture import capture_underway
 from vgraph_lab.vllm_v1 import (
     BatchDescriptor,
+    BreakableCUDAGraphWrapper,
     CUDAGraphMode,
     CUDAGraphOptions,
     CUDAGraphWrapper,
@@ -344,7 +346,7 @@ WHOLE, PARTS = "v1.full", "v1.full.ubatch"
 PRECEDENCE = [
     (None, NONE, False, None, None, 1),
     (None, NONE, True, None, None, 2),
-    (None, PIECEWISE, False, None, None, 1),
+    (None, PIECEWISE, False, WHOLE, FallbackReason.NO_GRAPH, 1),
     (None, PIECEWISE, True, PARTS, FallbackReason.STATE_NOT_COVERED, 2),
     (WHOLE, FULL, False, WHOLE, "hit", 0),
     (WHOLE, FULL, True, PARTS, FallbackReason.STATE_NOT_COVERED, 2),
@@ -352,7 +354,7 @@ PRECEDENCE = [
     (WHOLE, NONE, True, None, None, 2),
     (PARTS, FULL, True, PARTS, "hit", 0),
     (PARTS, FULL, False, WHOLE, FallbackReason.STATE_NOT_COVERED, 1),
-    (PARTS, PIECEWISE, False, None, None, 1),
+    (PARTS, PIECEWISE, False, WHOLE, FallbackReason.NO_GRAPH, 1),
     (PARTS, NONE, False, None, None, 1),
 ]
 
@@ -545,3 +547,42 @@ def test_a_part_that_is_all_padding_is_refused() -> None:
 def _no_thread_is_left_in_a_step() -> Iterator[None]:
     yield
     assert not dbo_enabled()
+
+
+# ------------------------------------------------------------------------------------------------- what is its own
+
+
+def test_a_wrapper_owns_its_graphs_and_leaves_those_inside() -> None:
+    rig = Rig(wrap=partial(BreakableCUDAGraphWrapper, runtime_mode=PIECEWISE, target_id="v1.piecewise"))
+    with cudagraph_capturing():
+        rig(random(8), FULL)
+        rig(random(6), FULL, split=False)
+        rig(random(4), PIECEWISE, split=False)
+    wrapper, inner = rig.wrapper, cast("BreakableCUDAGraphWrapper", rig.wrapper.runnable)
+    assert (wrapper.runtime_mode, wrapper.target_id, inner.runtime_mode) == (FULL, "v1.full", PIECEWISE)
+    assert wrapper.cudagraph_options.debug
+    assert wrapper.cudagraph_options is not inner.cudagraph_options
+    assert wrapper.modules == (rig.model,)
+    assert {batch.num_tokens for batch in wrapper.concrete_cudagraph_entries} == {8, 6}
+    assert {batch.num_tokens for batch in wrapper.cudagraphs} == {8}
+    for _ in range(2):
+        wrapper.clear_graphs()
+        assert not wrapper.concrete_cudagraph_entries
+        assert [entry.target_id for entry in rig.graphs.entries()] == ["v1.piecewise"]
+    check(rig(random(4, 1), PIECEWISE, split=False), rig.expected(random(4, 1)))
+    with cudagraph_capturing():
+        check(rig(random(8, 1), FULL), rig.expected(random(8, 1)))
+    without = Rig(mode=NONE, wrap=partial(BreakableCUDAGraphWrapper, runtime_mode=PIECEWISE, target_id="v1.piecewise")).wrapper
+    assert (without.runtime_mode, dict(without.concrete_cudagraph_entries), without.modules) == (NONE, {}, ())
+    without.clear_graphs()
+
+
+def test_micro_batches_inside_of_anothers_capture_are_counted() -> None:
+    rig = Rig()
+    with cudagraph_capturing():
+        rig(random(8), FULL)
+    assert rig.graphs.stats().calls() == 0
+    with capture_underway():
+        check(rig(random(8, 1), FULL), rig.expected(random(8, 1)))
+    assert rig.graphs.stats().reasons(PARTS) == {FallbackReason.NESTED_CAPTURE: 1}
+    assert rig.graphs.stats().calls() == 1

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +21,14 @@ from vgraph_lab.errors import (
     CaptureRefusedError,
     ConfigError,
     FallbackReason,
+    ForkedProcessError,
     InputError,
     LifecycleError,
     ReplayError,
 )
 from vgraph_lab.graphs import GraphEntry
 from vgraph_lab.graphs.backends.cpu import CpuGraphBackend
+from vgraph_lab.graphs.capture import capture_underway
 from vgraph_lab.vllm_v1 import (
     BatchDescriptor,
     CudagraphDispatcher,
@@ -37,6 +43,7 @@ from vgraph_lab.vllm_v1 import (
     override_forward_context,
     set_cudagraph_capturing_enabled,
     set_forward_context,
+    validate_cudagraph_capturing_enabled,
 )
 
 NONE, PIECEWISE, FULL = CUDAGraphMode.NONE, CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL
@@ -253,12 +260,72 @@ def test_no_context_another_mode_and_an_outer_capture_are_plain_calls(graphs: Wr
     outer = CUDAGraphWrapper(lambda x: inner(x) + 1, FULL, graphs, target_id="outer")
     x = torch.ones(4)
     assert (outer(x) == 0).all()
-    with set_forward_context(cudagraph_runtime_mode=PIECEWISE, batch_descriptor=BatchDescriptor(4)):
-        assert (outer(x) == 0).all()
     with set_forward_context(**batch_of(4)), cudagraph_capturing():
         assert (outer(x) == 0).all()
     assert [entry.target_id for entry in graphs.in_capture_order()] == ["outer"]
     assert graphs.sink.snapshot().calls() == 0
+    with set_forward_context(cudagraph_runtime_mode=PIECEWISE, batch_descriptor=BatchDescriptor(4)):
+        assert (outer(x) == 0).all()
+    assert graphs.sink.snapshot().reasons("outer") == {FallbackReason.NO_GRAPH: 1}  # a mode that nobody serves
+    CUDAGraphWrapper(torch.neg, PIECEWISE, graphs, target_id="a.piece")
+    with set_forward_context(cudagraph_runtime_mode=PIECEWISE, batch_descriptor=BatchDescriptor(4)):
+        assert (outer(x) == 0).all()  # somebody does, and counts if it is called
+    with set_forward_context(cudagraph_runtime_mode=PIECEWISE, batch_descriptor=BatchDescriptor(4), is_counted=False):
+        assert (outer(x) == 0).all()
+    assert graphs.sink.snapshot().calls() == 1
+
+
+@pytest.mark.parametrize("how", ["capture", "warm-up", "other wrappers"])
+def test_a_capture_of_somebody_else_is_counted_once(graphs: WrapperGraphs, how: str) -> None:
+    inner = CUDAGraphWrapper(torch.neg, FULL, graphs, target_id="inner")
+    outer = CUDAGraphWrapper(lambda x: inner(x) + 1, FULL, graphs, target_id="outer")
+    other = WrapperGraphs(CpuGraphBackend())
+    around = CUDAGraphWrapper(lambda x: outer(x) * 2, FULL, other, target_id="around", cudagraph_options=CUDAGraphOptions(num_warmups=0))
+    x = torch.ones(4)
+    with set_forward_context(**batch_of(4)):
+        with cudagraph_capturing():
+            outer(x)
+        outer(x)
+        if how == "capture":
+            graphs.backend.capture(lambda: outer(x), other.pool, static_inputs=(x,), owned=())
+        elif how == "warm-up":
+            with capture_underway():
+                assert (outer(x) == 0).all()
+        else:
+            with cudagraph_capturing():
+                around(x)
+        stats = graphs.stats()
+        assert (stats.hits(), stats.fallbacks()) == (1, 1)
+        assert stats.reasons("outer") == {FallbackReason.NESTED_CAPTURE: 1}
+        assert other.stats().calls() == 0
+        outer(x)
+        assert graphs.stats().hits() == 2
+
+
+def test_a_graph_is_not_replayed_in_a_fork(graphs: WrapperGraphs) -> None:
+    """Nothing but the check stands between a forked child and the parent's graph. (CUDA contexts do not survive a fork at all.)"""
+    wrapper, x = CUDAGraphWrapper(torch.neg, FULL, graphs), torch.ones(4)
+    with set_forward_context(**batch_of(4)), cudagraph_capturing():
+        wrapper(x)
+    context = multiprocessing.get_context("fork")
+    answers: Any = context.Queue()
+
+    def replay() -> None:
+        try:
+            with set_forward_context(**batch_of(4)):
+                wrapper(x)
+            answers.put("answered")
+        except ForkedProcessError as error:
+            answers.put(f"refused: {error}")
+
+    child = context.Process(target=replay)
+    child.start()
+    answer = answers.get(timeout=60)
+    child.join(60)
+    assert answer == f"refused: v1.model was captured in process {os.getpid()}; capture again in its fork."
+    assert graphs.stats().calls() == 0
+    with set_forward_context(**batch_of(4)):
+        assert (wrapper(x) == -1).all()
 
 
 def test_an_accidental_capture_fails(graphs: WrapperGraphs) -> None:
@@ -273,6 +340,51 @@ def test_an_accidental_capture_fails(graphs: WrapperGraphs) -> None:
         wrapper(torch.ones(4))  # still enabled
     set_cudagraph_capturing_enabled(False)
     assert len(graphs.in_capture_order()) == 1
+
+
+def test_blocks_that_allow_captures_may_end_in_any_order() -> None:
+    one, other = cudagraph_capturing(), cudagraph_capturing()
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    validate_cudagraph_capturing_enabled()
+    with suppress(KeyError):
+        other.__exit__(KeyError, KeyError("its capture has failed"), None)
+    with pytest.raises(LifecycleError):
+        validate_cudagraph_capturing_enabled()
+
+
+def test_a_block_allows_captures_to_its_own_thread() -> None:
+    """Two threads that start and end in turns, as two runners may."""
+
+    def is_allowed() -> bool:
+        try:
+            validate_cudagraph_capturing_enabled()
+        except LifecycleError:
+            return False
+        return True
+
+    one, other = (ThreadPoolExecutor(1) for _ in range(2))
+    with one, other:
+        blocks = cudagraph_capturing(), cudagraph_capturing()
+        one.submit(blocks[0].__enter__).result()
+        assert (one.submit(is_allowed).result(), other.submit(is_allowed).result(), is_allowed()) == (True, False, False)
+        other.submit(blocks[1].__enter__).result()
+        one.submit(blocks[0].__exit__, None, None, None).result()
+        assert (one.submit(is_allowed).result(), other.submit(is_allowed).result()) == (False, True)
+        other.submit(blocks[1].__exit__, None, None, None).result()
+        assert (other.submit(is_allowed).result(), is_allowed()) == (False, False)
+
+
+def test_a_default_that_is_given_is_the_same_argument(graphs: WrapperGraphs) -> None:
+    wrapper, x = CUDAGraphWrapper(Piece(0), FULL, graphs, cudagraph_options=CUDAGraphOptions(debug=True)), torch.ones(4, WIDTH)
+    with set_forward_context(**batch_of(4)):
+        with cudagraph_capturing():
+            wrapper(x)
+        wrapper(x, scale=1.0)
+        wrapper(x, 1.0)
+        with pytest.raises(ReplayError, match=r"scale was 1\.0, is 2\.0"):
+            wrapper(x, scale=2.0)
 
 
 @pytest.mark.parametrize(

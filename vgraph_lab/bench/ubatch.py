@@ -27,7 +27,7 @@ from vgraph_lab.vllm_v1 import UBatchSpan
 from .ranks import Ranks
 from .record import MeasurementRecord, describe_machine
 from .runners import Progress
-from .ubatch_measure import SPAN_COLUMNS, UBatchBench, UBatchSizes, Variant
+from .ubatch_measure import SPAN_COLUMNS, UBatchBench, UBatchSizes, Variant, is_host_bound
 
 __all__ = [
     "COMMAND",
@@ -175,8 +175,9 @@ RECORD_COLUMNS = {
     "wall_ms": "a step from an idle device until it is done, host time included; median of the slowest rank's",
     "device_ms": "the same on the device alone; missing on a CPU",
     "gain": "time of the same without micro-batches over this one's, on the device where there is one; missing for whole batches",
-    "comm_ms": "time of the communication stream in one traced step of the first rank; missing for graphs and whole batches",
-    "hidden_percent": "of it, beside computation of another micro-batch",
+    "comm_ms": "time of the communication stream in one traced step of the first rank; missing for graphs and whole batches, and where the "
+    "device waits for the host, since spans include that wait",
+    "hidden_percent": "of it, beside computation of another micro-batch; missing likewise",
 }
 """The columns of :func:`record_table`, in order, with their meaning."""
 
@@ -185,6 +186,10 @@ def record_table(record: MeasurementRecord) -> pd.DataFrame:
     """A record's rows with the columns of :data:`RECORD_COLUMNS`."""
     gains = [row.get("device_whole_over_this", row.get("wall_whole_over_this")) for row in record.rows]
     rows = [{name: row.get(name) for name in RECORD_COLUMNS} | {"gain": gain} for row, gain in zip(record.rows, gains, strict=True)]
+    rows = [
+        row | (dict.fromkeys(("comm_ms", "hidden_percent")) if is_host_bound(each) else {})
+        for row, each in zip(rows, record.rows, strict=True)
+    ]
     words = dict.fromkeys(("case", "variant"), "str")
     numbers = dict.fromkeys((name for name in RECORD_COLUMNS if name not in words), "float64")
     return pd.DataFrame(rows, columns=list(RECORD_COLUMNS)).astype({**words, **numbers})

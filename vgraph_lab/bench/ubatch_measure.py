@@ -31,7 +31,7 @@ from .ranks import Ranks
 from .runners import Progress
 from .timing import summarise_times, time_once
 
-__all__ = ["SPAN_COLUMNS", "Measured", "UBatchBench", "UBatchSizes", "Variant"]
+__all__ = ["SPAN_COLUMNS", "Measured", "UBatchBench", "UBatchSizes", "Variant", "is_host_bound"]
 
 SPAN_COLUMNS = ("start_us", "end_us", "ubatch", "stream", "name")
 """Of a trace in a record."""
@@ -39,6 +39,7 @@ SPAN_COLUMNS = ("start_us", "end_us", "ubatch", "stream", "name")
 Made = TypeVar("Made")
 
 _WARMUPS = 3
+_OVERLAP = ("comm_ms", "overlap_ms", "hidden_percent")
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,15 @@ class Variant:
     num_ubatches: int = 1
     has_share: bool = False  # of the SMs, for communication
     baseline: str = "eager"  # the same without micro-batches
+
+
+def is_host_bound(times: Mapping[str, Any]) -> bool:
+    """Whether the host launched a step for longer than the device needs for it: the device waited, and spans of a trace include that.
+
+    Args:
+        times: a row of a record, or its times. On a CPU there is no device that waits.
+    """
+    return "device_ms" in times and bool(times["host_ms"] > times["device_ms"])
 
 
 class _Step:
@@ -196,6 +206,8 @@ class UBatchBench:
             logits = {name: self._once(step) for name, step in steps.items()}
             times = self._times(case, steps)
             traces = {name: self._trace(case, name, step) for name, step in steps.items() if step.trace is not None}
+            for name in (name for name in traces if is_host_bound(times[name])):
+                traces[name] = [trace | dict.fromkeys(_OVERLAP) for trace in traces[name]]
             rows = [self._row(case, variant, steps, logits, times, traces) for variant in variants if variant.name in steps]
             memory = torch.cuda.max_memory_allocated(self.ranks.device) if self._is_cuda else None
             steps.clear()
@@ -339,7 +351,7 @@ class UBatchBench:
             for key, value in zip(SPAN_COLUMNS, values, strict=True):
                 columns[key].append(value)
         hidden = 100 * overlap_ms / comm_ms if comm_ms else 0.0
-        figures = {"comm_ms": comm_ms, "overlap_ms": overlap_ms, "hidden_percent": hidden}
+        figures = dict(zip(_OVERLAP, (comm_ms, overlap_ms, hidden), strict=True))
         return self.ranks.gather({"case": case, "variant": name, "rank": self.ranks.rank, **figures, "spans": columns})
 
     def _row(
@@ -353,7 +365,11 @@ class UBatchBench:
     ) -> dict[str, Any]:
         name, step = variant.name, steps[variant.name]
         row: dict[str, Any] = {"case": case, "variant": name, "tokens_per_rank": step.execution.cudagraph_stats.num_unpadded_tokens}
-        row |= {"mode": str(step.execution.cudagraph_mode), "num_ubatches": variant.num_ubatches, "is_split": step.execution.should_ubatch}
+        row |= {
+            "mode": step.execution.cudagraph_stats.runtime_mode,
+            "num_ubatches": variant.num_ubatches,
+            "is_split": step.execution.should_ubatch,
+        }
         row |= times[name]
         for kind in ("wall", "device") if self._is_cuda else ("wall",):
             row[f"{kind}_eager_over_this"] = times["eager"][f"{kind}_ms"] / times[name][f"{kind}_ms"]
@@ -361,7 +377,7 @@ class UBatchBench:
                 baseline = times.get(variant.baseline)
                 row[f"{kind}_whole_over_this"] = baseline[f"{kind}_ms"] / times[name][f"{kind}_ms"] if baseline else None
         if name in traces:
-            row |= {key: traces[name][0][key] for key in ("comm_ms", "overlap_ms", "hidden_percent")}
+            row |= {key: traces[name][0][key] for key in _OVERLAP}
         row["graphs"] = len(step.runner.graphs.entries())
         row["graph_hits"] = step.runner.graphs.stats().hits()
         row["largest_difference"] = float((logits[name] - logits["eager"]).abs().max())

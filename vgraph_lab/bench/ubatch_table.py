@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from .record import MeasurementRecord
+from .ubatch_measure import is_host_bound
 
 __all__ = ["ubatch_table"]
 
@@ -28,7 +29,7 @@ def ubatch_table(record: MeasurementRecord) -> Group:
         cells = [f"{row['wall_ms']:.2f}", f"{row['wall_p10_ms']:.2f}–{row['wall_p90_ms']:.2f}"]
         cells += [f"{row['device_ms']:.2f}"] if on_gpu else []
         cells += [f"{row['host_ms']:.2f}", "–" if gain is None else f"{gain:.2f}"]
-        cells.append(f"{row['hidden_percent']:.0f} %" if row.get("comm_ms") else "–")
+        cells.append(f"{row['hidden_percent']:.0f} %" if row.get("comm_ms") and not is_host_bound(row) else "–")
         table.add_row(row["case"] if row["case"] != last else "", row["variant"].replace("_", " "), *cells)
         last = row["case"]
     lines = [f"exchanges of one prefill alone: {s['exchange_alone_ms']:.2f} ms"] if s["exchange_alone_ms"] else []

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Pos
 
 from vgraph_lab.errors import ConfigError, did_you_mean
 
-__all__ = ["DistinctSizes", "Settings", "as_mapping", "as_tuple", "joined", "unknown_key", "validated"]
+__all__ = ["DistinctSizes", "Settings", "as_mapping", "as_tuple", "config_error", "joined", "unknown_key", "validated"]
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -89,7 +89,12 @@ def validated(model: type[Model], data: Mapping[str, Any], *, root: str = "", pa
     try:
         return model.model_validate(as_mapping(data, root), context={"root": root})
     except ValidationError as error:
-        raise ConfigError("; ".join(_explain(model, root, paths or {}, problem) for problem in error.errors())) from None
+        raise config_error(error, model, root=root, paths=paths) from None
+
+
+def config_error(error: ValidationError, model: type[BaseModel], *, root: str = "", paths: Mapping[str, str] | None = None) -> ConfigError:
+    """All problems that were found, as one error; see :func:`validated`."""
+    return ConfigError("; ".join(_explain(model, root, paths or {}, problem) for problem in error.errors()))
 
 
 def _explain(model: type[BaseModel], root: str, paths: Mapping[str, str], problem: Any) -> str:
@@ -99,6 +104,9 @@ def _explain(model: type[BaseModel], root: str, paths: Mapping[str, str], proble
         steps.append(paths[part] if len(steps) == 1 and part in paths else joined(steps[-1], part))
     if problem["type"] == "extra_forbidden":
         return str(unknown_key(steps[-2], location[-1], _fields_at(model, location[:-1])))
+    raised = problem.get("ctx", {}).get("error")
+    if isinstance(raised, ConfigError) and str(raised).startswith(f"{location[-1] if location else ''}:"):
+        return str(raised)  # it names the key itself
     message, given, hint = problem["msg"].removeprefix("Value error, "), problem["input"], ""
     if problem["type"] == "literal_error" and isinstance(given, str):
         names = re.findall(r"'([^']*)'", problem["ctx"]["expected"])

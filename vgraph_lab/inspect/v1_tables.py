@@ -57,7 +57,7 @@ BATCH_COLUMNS = {
     "num_tokens": "tokens of the batch, without padding",
     "kind": "decode (every request has the tokens of a decode step) or mixed",
     "mode": "what it runs as: FULL, PIECEWISE or NONE (eager)",
-    "descriptor": "the padded batch, which names the graph",
+    "descriptor": "the padded batch, which names the graph if there is one",
     "padding_tokens": "tokens computed for nothing",
     "segments": "pieces of the graph; missing without one, and before the capture",
     "breaks": "operations between them that run eagerly; missing likewise",
@@ -264,7 +264,7 @@ def _dispatch_row(kind: str, found: DispatchExplanation) -> dict[str, Any]:
 
 def _batch_row(tokens: Sequence[int], found: ExecutionExplanation, graphs: Mapping[Descriptor, CapturedGraph]) -> dict[str, Any]:
     done = found.execution
-    graph = graphs.get(done.batch_descriptor) if done.cudagraph_mode and not found.fallback_reason else None
+    graph = graphs.get(done.batch_descriptor) if found.runs_as else None
     pieces: tuple[int | None, int | None] = (None, None) if graph is None else (1, 0)
     if isinstance(graph, BreakableCUDAGraphCapture):
         pieces = graph.num_graphs, graph.num_eager_breaks
@@ -273,7 +273,7 @@ def _batch_row(tokens: Sequence[int], found: ExecutionExplanation, graphs: Mappi
         "num_reqs": len(tokens),
         "num_tokens": sum(tokens),
         "kind": "decode" if found.uniform_decode else "mixed",
-        "mode": str(done.cudagraph_mode),
+        "mode": str(found.runs_as),
         "descriptor": str(done.batch_descriptor),
         "padding_tokens": done.cudagraph_stats.num_paddings,
         "segments": pieces[0],

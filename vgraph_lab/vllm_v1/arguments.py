@@ -51,7 +51,9 @@ class Arguments:
         if self._signature is None:
             bound: dict[str, Any] = {"args": args, **kwargs}
         else:
-            bound = self._signature.bind(*args, **kwargs).arguments
+            found_by_signature = self._signature.bind(*args, **kwargs)
+            found_by_signature.apply_defaults()  # a default that is left out is the same argument as one that is given
+            bound = found_by_signature.arguments
         for name, value in bound.items():
             found |= named_leaves(name, value)
         return found

@@ -5,7 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from vgraph_lab.errors import ConfigError, FallbackReason, InputError, did_you_mean
 
@@ -216,6 +218,8 @@ class CudagraphDispatcher:
         self, num_tokens: int, uniform_decode: bool, num_active_loras: int, allowed: Collection[CUDAGraphMode]
     ) -> Iterator[DispatchCandidate]:
         """FULL, PIECEWISE and NONE, each chosen or passed over; the caller stops at the first one chosen."""
+        if not isinstance(num_tokens, int | np.integer) or isinstance(num_tokens, bool):
+            raise InputError(f"num_tokens: a batch has a whole number of tokens, got {num_tokens!r}.")
         if num_tokens < 1:
             raise InputError(f"a batch has at least one token, got {num_tokens}. An idle rank runs a dummy batch of one.")
         loras = self._captured_loras(num_active_loras)
@@ -274,7 +278,9 @@ class CudagraphDispatcher:
         return DispatchCandidate(mode, key, why, FallbackReason.SHAPE_NOT_COVERED)
 
     def _nothing_left(self, num_tokens: int, allowed: Collection[CUDAGraphMode]) -> InputError:
-        names = ", ".join(mode.name for mode in allowed)
+        if not allowed:
+            return InputError("valid_modes and invalid_modes leave no mode at all. Allow NONE.")
+        names = ", ".join(sorted(mode.name for mode in allowed))
         return InputError(f"no graph serves {num_tokens} tokens in the modes allowed ({names}), and NONE is not among them. Allow NONE.")
 
 
@@ -291,6 +297,10 @@ def _padding_table(sizes: list[int]) -> tuple[int, ...]:
 
 def _allowed(valid_modes: Collection[CUDAGraphMode] | None, invalid_modes: Collection[CUDAGraphMode] | None) -> Collection[CUDAGraphMode]:
     modes = CUDAGraphMode.valid_runtime_modes()
+    both: tuple[tuple[str, Any], ...] = (("valid_modes", valid_modes), ("invalid_modes", invalid_modes))
+    for name, given in both:
+        if given is not None and (isinstance(given, str) or not isinstance(given, Collection)):
+            raise InputError(f"{name}: must be several modes, such as {{CUDAGraphMode.FULL}}, got {given!r}.")
     for mode in (*(valid_modes or ()), *(invalid_modes or ())):
         if mode not in modes:
             raise InputError(f"{mode!r} is not a runtime mode. Accepted: CUDAGraphMode.NONE, PIECEWISE, FULL.")

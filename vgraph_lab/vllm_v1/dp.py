@@ -5,29 +5,36 @@ the largest if they run graphs, and all run the smallest of the modes that they 
 ``vllm.v1.worker.dp_utils`` (0.25.1).
 
 :func:`synchronize_dp_ranks` decides from what every rank proposes; :func:`coordinate_batch_across_dp` gathers the
-proposals by an all-reduce of a [4, ranks] table in which each rank fills its own column.
+proposals by an all-reduce of a [6, ranks] table in which each rank fills its own column. Two rows say which call it is, so that
+ranks that do different things find out. What must be the same from the beginning is compared by :func:`check_equal_settings`.
 """
 
 from __future__ import annotations
 
-import time
+import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
-import torch
 import torch.distributed as dist
+from pydantic import BaseModel
+from torch import nn
 
-from vgraph_lab.errors import ConfigError, InputError, RankLostError
+from vgraph_lab.errors import ConfigError, InputError
 
+from .dp_meeting import DPCall, checked_group, gathered, listed_ranks, met
 from .modes import CUDAGraphMode
 from .parallel import ParallelConfig
+from .runner_config import RunnerConfig
 from .ubatch import check_ubatch_thresholds, is_last_ubatch_empty
 
-__all__ = ["DPAgreement", "DPProposal", "coordinate_batch_across_dp", "name_lost_ranks", "synchronize_dp_ranks"]
+__all__ = [
+    "DPAgreement",
+    "DPProposal",
+    "check_equal_settings",
+    "coordinate_batch_across_dp",
+    "synchronize_dp_ranks",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +122,7 @@ def coordinate_batch_across_dp(
     *,
     group: dist.ProcessGroup | None = None,
     timeout_s: float = 60.0,
+    call: DPCall = DPCall.STEP,
 ) -> DPAgreement:
     """Agree with the other ranks on the step that all of them are about to run. Every rank must call it, once per step.
 
@@ -127,6 +135,7 @@ def coordinate_batch_across_dp(
         cudagraph_mode: this rank's runtime mode.
         group: a gloo group of the data-parallel ranks; by default the whole world.
         timeout_s: how long to wait for the other ranks.
+        call: for what.
 
     Returns:
         The agreement, the same on every rank. A single rank agrees with itself at once.
@@ -134,7 +143,8 @@ def coordinate_batch_across_dp(
     Raises:
         InputError: the batch is not possible.
         ConfigError: the group has other ranks than ``parallel_config`` says.
-        RankLostError: a rank died or did not come within ``timeout_s``; names it. The group is of no use after that.
+        LifecycleError: the ranks called for different things, or not equally often; names what each did. All of them raise it.
+        RankLostError: a rank died, failed, or did not come within ``timeout_s``; names it. The group is of no use after that.
     """
     if allow_microbatching and uniform_decode is None:
         raise InputError("uniform_decode is None: the threshold for micro-batches depends on the kind of batch. Pass True or False.")
@@ -146,105 +156,60 @@ def coordinate_batch_across_dp(
     )
     if parallel_config.data_parallel_size == 1:
         return DPAgreement(False, None, cudagraph_mode)
-    proposals = _exchange(proposal, parallel_config, dist.group.WORLD if group is None else group, timeout_s)
+    group = checked_group(parallel_config, group)
+    columns = met(call, proposal.column(), group, timeout_s, is_next=True)
+    proposals = [DPProposal(real, padded, bool(split), CUDAGraphMode(mode)) for real, padded, split, mode in columns]
     return synchronize_dp_ranks(proposals, parallel_config.num_ubatches)
 
 
-def name_lost_ranks(
-    error: RankLostError, parallel_config: ParallelConfig, group: dist.ProcessGroup | None = None, timeout_s: float = 60.0
-) -> RankLostError:
-    """The error of a step whose exchange has failed, with the ranks that are lost. Every rank whose step fails so must call it.
+def check_equal_settings(
+    config: RunnerConfig,
+    model: nn.Module,
+    parallel_config: ParallelConfig,
+    group: dist.ProcessGroup | None = None,
+    timeout_s: float = 60.0,
+) -> None:
+    """Compare what all ranks must have alike: what decides about graphs, warm-ups, batches, micro-batches, and the model's sizes.
+
+    Every rank calls it. Without any process group, nothing is compared: the first step says that there is none.
 
     Args:
-        error: of the exchange, which cannot know them.
-        parallel_config: ranks, and this rank.
-        group: the one in which they agree on steps; by default the whole world.
-        timeout_s: how long the others may take to find out that the step has failed.
+        config: of the runner.
+        model: its ``config``, if there is one, and its dtype are compared.
+        parallel_config: ranks, this rank, and micro-batches.
+        group: see :func:`coordinate_batch_across_dp`.
+        timeout_s: how long to wait for the other ranks.
+
+    Raises:
+        ConfigError: a setting differs, on every rank; names all of them with their values. Or the group has other ranks.
+        LifecycleError: another rank called for something else.
+        RankLostError: a rank did not come.
     """
-    group = dist.group.WORLD if group is None else group
-    if error.ranks or parallel_config.data_parallel_size == 1 or group is None:
-        return error
-    start = time.monotonic()
-    lost, how = _lost_ranks(group, start + timeout_s + _LINGER_S)
-    who = _named(lost, parallel_config.data_parallel_size)
-    found = RankLostError(
-        lost,
-        f"{who} was lost in step {_rounds.get(group, 0)} of the data-parallel group ({time.monotonic() - start:.1f} s to find out; "
-        f"{how}): {error}. Look at its log: no other rank can go on without it.",
-    )
-    for note in getattr(error, "__notes__", ()):
-        found.add_note(note)
-    return found
+    if parallel_config.data_parallel_size == 1 or (group is None and not dist.is_initialized()):
+        return
+    group, load = checked_group(parallel_config, group), DPCall.LOAD
+    own = json.dumps({name: str(value) for name, value in _shared(config, model, parallel_config).items()}).encode()
+    sizes = [size for size, *_ in met(load, [len(own), 0, 0, 0], group, timeout_s)]
+    texts = gathered([*own, *bytes(max(sizes) - len(own))], group, timeout_s, str(load))
+    found: list[dict[str, str]] = [json.loads(bytes(text[:size])) for text, size in zip(texts, sizes, strict=True)]
+    differences = []
+    for name in dict.fromkeys(name for each in found for name in each):
+        ranks: dict[str, list[int]] = {}
+        for rank, each in enumerate(found):
+            ranks.setdefault(each.get(name, "not there"), []).append(rank)
+        if len(ranks) > 1:
+            differences.append(f"{name}: " + ", ".join(f"{value} on {listed_ranks(where)}" for value, where in ranks.items()))
+    if differences:
+        raise ConfigError(f"data-parallel ranks must have the same settings. {'; '.join(differences)}. Give all ranks the same.")
 
 
-def _named(lost: Sequence[int], size: int) -> str:
-    return f"{' and '.join(f'rank {number}' for number in lost) or 'no single rank'} of {size}"
-
-
-_rounds: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
-_LINGER_S = 2.0
-_POLL_S = 0.01
-
-
-def _exchange(proposal: DPProposal, config: ParallelConfig, group: dist.ProcessGroup | None, timeout_s: float) -> list[DPProposal]:
-    if group is None:
-        raise ConfigError(
-            f"data_parallel_size={config.data_parallel_size}, but no process group is there. "
-            "Start the ranks with torchrun and call torch.distributed.init_process_group('gloo')."
-        )
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    if (rank, size) != (config.data_parallel_rank, config.data_parallel_size):
-        raise ConfigError(
-            f"the process group says rank {rank} of {size}, the settings data_parallel_rank={config.data_parallel_rank} and "
-            f"data_parallel_size={config.data_parallel_size}. Let them agree."
-        )
-    _rounds[group] = round_number = _rounds.get(group, -1) + 1
-    table = torch.zeros(4, size, dtype=torch.int32)
-    table[:, rank] = torch.tensor(proposal.column(), dtype=torch.int32)
-    start = time.monotonic()
-    try:
-        work = dist.all_reduce(table, group=group, async_op=True)
-        assert work is not None  # async_op
-        work.wait(timedelta(seconds=timeout_s))
-    except RuntimeError as error:
-        lost, how = _lost_ranks(group, start + timeout_s + _LINGER_S)
-        raise RankLostError(
-            lost,
-            f"{_named(lost, size)} did not take part in step {round_number} of the data-parallel group "
-            f"({time.monotonic() - start:.1f} s, timeout {timeout_s:g} s; {how}). Look at its log: no other rank can go on without it.",
-        ) from error
-    columns = table.T.tolist()
-    return [DPProposal(real, padded, bool(split), CUDAGraphMode(mode)) for real, padded, split, mode in columns]
-
-
-def _lost_ranks(group: dist.ProcessGroup, deadline_s: float) -> tuple[list[int], str]:
-    """Which ranks are not there any more, and how that was found out.
-
-    A failed collective does not say who is at fault: neighbours of a dead rank see a closed connection, others a timeout.
-    So whoever fails signs in at the store, and the rank that does not is the lost one. Somebody must be; once only one
-    name is missing, there is nothing to wait for. Some may find out inside of a step and some in the agreement on the next one;
-    the group is of no use after either, so one list serves both.
-    """
-    # The store belongs to the default group; torch has no public way to it.
-    name = f"vgraph_lab/lost/{group.group_name}"
-    store = dist.distributed_c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    try:
-        store.set(f"{rank}", "failed")
-        missing = _absent(store, "", range(size), deadline_s, enough=1)
-        # Whoever hosts the store must not leave before the others have looked.
-        store.set(f"seen/{rank}", "1")
-        with suppress(RuntimeError):  # the host has seen what it needs, and is gone: so have we
-            _absent(store, "seen/", [r for r in range(size) if r not in missing], time.monotonic() + _LINGER_S, enough=0)
-    except RuntimeError as error:
-        return [0], f"the store that rank 0 keeps is gone: {str(error).splitlines()[0]}"
-    return missing, "the others have signed in at the store"
-
-
-def _absent(store: dist.distributed_c10d.Store, prefix: str, ranks: Sequence[int], deadline_s: float, *, enough: int) -> list[int]:
-    """Ranks without a key, once there are ``enough`` or fewer of them or time is up."""
-    while True:
-        missing = [rank for rank in ranks if not store.check([f"{prefix}{rank}"])]
-        if len(missing) <= enough or time.monotonic() > deadline_s:
-            return missing
-        time.sleep(_POLL_S)
+def _shared(config: RunnerConfig, model: nn.Module, parallel_config: ParallelConfig) -> dict[str, object]:
+    """By name, what all ranks must have alike."""
+    shared: dict[str, object] = {"cudagraph_mode": config.mode, "cudagraph_capture_sizes": config.capture_sizes()}
+    shared |= {name: getattr(config, name) for name in ("max_num_seqs", "max_num_batched_tokens", "num_speculative_tokens", "num_warmups")}
+    names = ("num_ubatches", "dbo_decode_token_threshold", "dbo_prefill_token_threshold")
+    shared |= {name: getattr(parallel_config, name) for name in names}
+    sizes = getattr(model, "config", None)
+    if isinstance(sizes, BaseModel):
+        shared |= {f"model.{name}": value for name, value in sizes.model_dump().items()}
+    return shared | {"model dtype": next((each.dtype for each in model.parameters()), None)}

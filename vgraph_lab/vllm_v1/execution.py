@@ -24,9 +24,10 @@ from vgraph_lab.errors import ConfigError, FallbackReason, InputError
 from .descriptor import BatchDescriptor
 from .dispatcher import CudagraphDispatcher, DispatchCandidate, DispatchExplanation
 from .dp import DPAgreement, coordinate_batch_across_dp
+from .dp_meeting import DPCall
 from .modes import CUDAGraphMode
 from .parallel import ParallelConfig
-from .ubatch import check_ubatch_thresholds
+from .ubatch import check_ubatch_thresholds, is_captured_in_ubatches
 
 __all__ = [
     "BatchExecution",
@@ -42,7 +43,14 @@ _NONE, _FULL = CUDAGraphMode.NONE, CUDAGraphMode.FULL
 
 @dataclass(frozen=True, slots=True)
 class CUDAGraphStat:
-    """What a batch costs in padding, as vLLM logs it."""
+    """What a batch costs in padding, as vLLM logs it.
+
+    Attributes:
+        num_unpadded_tokens: of the batch.
+        num_padded_tokens: that are computed.
+        num_paddings: of these, for nothing.
+        runtime_mode: what the batch runs as: NONE, too, where the graph of its shape is of the other kind (whole, or in micro-batches).
+    """
 
     num_unpadded_tokens: int
     num_padded_tokens: int
@@ -54,7 +62,7 @@ class BatchExecution(NamedTuple):
     """How one batch runs.
 
     Attributes:
-        cudagraph_mode: its runtime mode.
+        cudagraph_mode: its runtime mode, as dispatched and agreed on; see :attr:`ExecutionExplanation.runs_as`.
         batch_descriptor: the padded batch.
         should_ubatch: whether it is split into micro-batches.
         num_tokens_across_dp: tokens of each data-parallel rank, padding included; None with a single one.
@@ -79,6 +87,7 @@ class ExecutionExplanation:
         dispatch: what this rank would do alone.
         why_ubatch: whether it is split, in words.
         agreement: what all ranks agreed on; None with a single one.
+        graph_in_ubatches: whether the graph of the padded batch holds micro-batches; None if no graph was dispatched.
     """
 
     execution: BatchExecution
@@ -87,12 +96,20 @@ class ExecutionExplanation:
     dispatch: DispatchExplanation
     why_ubatch: str
     agreement: DPAgreement | None
+    graph_in_ubatches: bool | None
+
+    @property
+    def runs_as(self) -> CUDAGraphMode:
+        """What the batch runs as: what was dispatched, or NONE if that graph is whole and the batch is split, or the other way round."""
+        return self.execution.cudagraph_mode if self.graph_in_ubatches is self.execution.should_ubatch else _NONE
 
     @property
     def fallback_reason(self) -> FallbackReason | None:
         """Why the batch runs eager; None if a graph serves it. A rank whose own batch had one follows the others."""
+        if self.runs_as is not _NONE:
+            return None
         if self.execution.cudagraph_mode is not _NONE:
-            return FallbackReason.STATE_NOT_COVERED if self._is_split_piecewise else None
+            return FallbackReason.STATE_NOT_COVERED
         return self.dispatch.fallback_reason or FallbackReason.STATE_NOT_COVERED
 
     def __str__(self) -> str:
@@ -103,14 +120,13 @@ class ExecutionExplanation:
             split = "split" if self.agreement.should_ubatch else "whole"
             lines.append(f"all ranks: {self.agreement.cudagraph_mode}, {split}, tokens {tokens}")
         runs = f"runs as {done.cudagraph_mode} {done.batch_descriptor}"
-        if self._is_split_piecewise:
-            runs = f"runs eager in micro-batches, padded to {done.batch_descriptor}: PIECEWISE graphs hold whole batches"
+        if self.runs_as is not done.cudagraph_mode:
+            how = "in micro-batches" if done.should_ubatch else "whole"
+            why = "PIECEWISE graphs hold whole batches"
+            if done.cudagraph_mode is _FULL:
+                why = f"the FULL graph of that shape holds {'micro-batches' if self.graph_in_ubatches else 'whole batches'}"
+            runs = f"runs eager {how}, padded to {done.batch_descriptor}: {why}"
         return "\n".join([*lines, runs])
-
-    @property
-    def _is_split_piecewise(self) -> bool:
-        """Micro-batches are captured FULL or not at all; see :class:`~vgraph_lab.vllm_v1.UBatchWrapper`."""
-        return self.execution.should_ubatch and self.execution.cudagraph_mode is CUDAGraphMode.PIECEWISE
 
 
 def is_uniform_decode(
@@ -150,6 +166,7 @@ def determine_batch_execution_and_padding(
     num_active_loras: int = 0,
     dp_group: dist.ProcessGroup | None = None,
     timeout_s: float = 60.0,
+    call: DPCall = DPCall.STEP,
 ) -> BatchExecution:
     """How one batch runs. With several data-parallel ranks, every rank calls it once per step.
 
@@ -168,10 +185,12 @@ def determine_batch_execution_and_padding(
         num_active_loras: how many different adapters the batch uses.
         dp_group: of the data-parallel ranks; by default the whole world.
         timeout_s: how long to wait for other ranks.
+        call: for what; the same on every rank.
 
     Raises:
         InputError: the numbers contradict each other.
         ConfigError: the ranks agreed on a graph that this one has not got: they are configured differently.
+        LifecycleError: the ranks called for different things.
         RankLostError: a rank did not take part.
     """
     return explain_batch_execution(
@@ -189,6 +208,7 @@ def determine_batch_execution_and_padding(
         num_active_loras=num_active_loras,
         dp_group=dp_group,
         timeout_s=timeout_s,
+        call=call,
     ).execution
 
 
@@ -208,6 +228,7 @@ def explain_batch_execution(
     num_active_loras: int = 0,
     dp_group: dist.ProcessGroup | None = None,
     timeout_s: float = 60.0,
+    call: DPCall = DPCall.STEP,
 ) -> ExecutionExplanation:
     """:func:`determine_batch_execution_and_padding` with its reasons; it takes part in the agreement of ranks just as that does."""
     _check(num_tokens, num_reqs, num_scheduled_tokens_np, max_num_scheduled_tokens)
@@ -229,26 +250,37 @@ def explain_batch_execution(
     agreement: DPAgreement | None = None
     if parallel_config.data_parallel_size > 1:
         agreement = coordinate_batch_across_dp(
-            num_tokens, allow_microbatching, parallel_config, batch.num_tokens, uniform, mode, group=dp_group, timeout_s=timeout_s
+            num_tokens,
+            allow_microbatching,
+            parallel_config,
+            batch.num_tokens,
+            uniform,
+            mode,
+            group=dp_group,
+            timeout_s=timeout_s,
+            call=call,
         )
         assert agreement.num_tokens_across_dp is not None  # several ranks
         size = agreement.num_tokens_across_dp[parallel_config.data_parallel_rank]
         mode, batch = _agreed(dispatch, size, agreement.cudagraph_mode)
+    should_ubatch = agreement is not None and agreement.should_ubatch
+    graph_in_ubatches = mode is _FULL and is_captured_in_ubatches(parallel_config, batch) if mode else None
+    runs_as = mode if graph_in_ubatches is should_ubatch else _NONE
     execution = BatchExecution(
         mode,
         batch,
-        agreement is not None and agreement.should_ubatch,
+        should_ubatch,
         None if agreement is None else agreement.num_tokens_across_dp,
-        CUDAGraphStat(num_tokens, batch.num_tokens, batch.num_tokens - num_tokens, str(mode)),
+        CUDAGraphStat(num_tokens, batch.num_tokens, batch.num_tokens - num_tokens, str(runs_as)),
     )
-    why_ubatch = _why_ubatch(parallel_config, allow_microbatching, num_tokens, uniform, agreement)
     return ExecutionExplanation(
         execution,
         uniform,
         _why_uniform(num_scheduled_tokens_np, query_len, force_uniform_decode),
         alone,
-        why_ubatch,
+        _why_ubatch(parallel_config, allow_microbatching, num_tokens, uniform, agreement),
         agreement,
+        graph_in_ubatches,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,11 +24,15 @@ class ScheduledRequest:
 
     Attributes:
         req_id: the request; an id that is not live begins a new one.
-        token_ids: its next tokens, at least one.
+        token_ids: its next tokens, at least one; whole numbers, of Python or NumPy.
     """
 
     req_id: str
     token_ids: Sequence[int]
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int or isinstance(value, np.integer)
 
 
 @dataclass(slots=True)
@@ -156,10 +161,12 @@ class RequestTable:
         """End requests and free their blocks; returns those that were live.
 
         Raises:
-            InputError: a text instead of several.
+            InputError: something else than several ids; none is ended then.
         """
         if isinstance(req_ids, str):
             raise InputError(f"requests are ended by a list of ids, got the text {req_ids!r}. Write [{req_ids!r}].")
+        if not isinstance(req_ids, Collection) or not all(isinstance(each, str) for each in req_ids):
+            raise InputError(f"requests are ended by a list of ids, each a text; got {req_ids!r}.")
         live = [req_id for req_id in dict.fromkeys(req_ids) if req_id in self._requests]
         for req_id in live:
             self._pool.free_blocks(self._requests.pop(req_id).block_ids)
@@ -169,7 +176,14 @@ class RequestTable:
         return len(self._requests[req_id].block_ids) if req_id in self._requests else 0
 
     def _check(self, scheduled: Sequence[ScheduledRequest], max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        if not isinstance(scheduled, list | tuple) or not all(isinstance(each, ScheduledRequest) for each in scheduled):
+            got = f"a {type(scheduled).__name__}"
+            if isinstance(scheduled, list | tuple):
+                got += f" with {next(each for each in scheduled if not isinstance(each, ScheduledRequest))!r}"
+            raise InputError(f"a batch is a list of ScheduledRequest, got {got}. Write [ScheduledRequest('a', [1, 2, 3])].")
         ids = [request.req_id for request in scheduled]
+        if odd := [req_id for req_id in ids if not isinstance(req_id, str)]:
+            raise InputError(f"req_id: must be a text, got {odd[0]!r}.")
         if not ids or len(set(ids)) < len(ids):
             raise InputError(f"a batch has at least one request, each of them once; got {ids or 'none'}.")
         live = len(self._requests.keys() | set(ids))
@@ -185,9 +199,13 @@ class RequestTable:
 
     def _check_tokens(self, request: ScheduledRequest) -> None:
         name, tokens = f"request {request.req_id!r}", request.token_ids
+        given: Any = tokens
+        is_row = given.ndim == 1 if isinstance(given, np.ndarray) else isinstance(given, Sequence) and not isinstance(given, str)
+        if not is_row:
+            raise InputError(f"{name}: token_ids must be a list of whole numbers, got {tokens!r}.")
         if not len(tokens):
             raise InputError(f"{name}: has no token to run. Leave it out of the batch.")
-        wrong = next((t for t in tokens if not isinstance(t, int) or isinstance(t, bool) or not 0 <= t < self._vocab_size), None)
+        wrong = next((t for t in tokens if not _is_whole(t) or not 0 <= t < self._vocab_size), None)
         if wrong is not None:
             raise InputError(f"{name}: tokens are whole numbers from 0 to {self._vocab_size - 1}, got {wrong!r}.")
         end = self.num_computed_tokens(request.req_id) + len(tokens)

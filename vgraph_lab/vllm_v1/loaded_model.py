@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
-from typing import Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
 
-from vgraph_lab.errors import ConfigError
+from vgraph_lab.errors import ConfigError, LifecycleError
 
 from .descriptor import BatchDescriptor
 from .input_batch import InputBatch, InputBuffers, RequestTable
 from .modes import CUDAGraphMode
 from .moe import ExpertExchange
+from .offloader import offloader_of
 from .paged_kv import AttentionMetadata, BlockPool, KVCache, split_attn_metadata
 from .parallel import ParallelConfig
 from .runner_config import RunnerConfig
 from .ubatch import UBatchSlices
+from .ubatch_wrapper import UBatchWrapper
 from .workload_model import WorkloadConfig
 from .workspace import WorkspaceManager
+
+if TYPE_CHECKING:
+    from .model_runner import GPUModelRunner
 
 __all__ = ["LoadedModel", "SupportsVllmV1", "check_model", "lacks_of_vllm_v1", "supports_vllm_v1"]
 
@@ -83,18 +90,28 @@ def check_model(model: nn.Module, config: RunnerConfig, parallel_config: Paralle
     return model
 
 
+_owners: WeakKeyDictionary[nn.Module, ref[GPUModelRunner | LoadedModel]] = WeakKeyDictionary()
+"""Which runner has a model, by its layers, since these hold the runner's cache; wrappers around a model have the same ones."""
+
+
 class LoadedModel:
-    """A model with its KV cache, its requests and its input buffers.
+    """A model with its KV cache, its requests and its input buffers. It belongs to one runner until :meth:`release`.
 
     Args:
         model: a :class:`SupportsVllmV1`.
         config: of the runner.
         device: where both are.
+        owner: the runner; by default this object itself. One that is dropped without a release has its model no longer.
+
+    Raises:
+        LifecycleError: another runner has the model, or an offloader.
     """
 
-    def __init__(self, model: Any, config: RunnerConfig, device: torch.device) -> None:
+    def __init__(self, model: Any, config: RunnerConfig, device: torch.device, owner: GPUModelRunner | None = None) -> None:
+        _check_free(model)
         sizes: WorkloadConfig = model.config
-        self.model: Any = model
+        self.model: Any = model  # with what SupportsVllmV1 says
+        self.module: nn.Module = model
         self.callable: Callable[..., Any] = model  # wrapped, once it is
         blocks_per_request = -(-sizes.max_model_len // config.block_size)
         num_blocks = config.num_blocks or 1 + config.max_num_seqs * blocks_per_request
@@ -108,6 +125,19 @@ class LoadedModel:
         self.buffers = InputBuffers(config.max_num_batched_tokens, config.max_num_seqs, self.requests.max_blocks, device)
         self._max_model_len = sizes.max_model_len
         model.bind_kv_cache(self.kv_cache.layers())
+        self._owner: ref[GPUModelRunner | LoadedModel] = ref(owner or self)
+        _owners[model.layers] = self._owner
+
+    def release(self) -> None:
+        """Give the model back as it was: without cache, with its own weights, ready for another runner. Graphs must be gone.
+
+        If the model is another owner's by now, that one's stays.
+        """
+        if isinstance(self.callable, UBatchWrapper):
+            self.callable.shutdown()
+        if _owners.get(self.model.layers) is self._owner:
+            del _owners[self.model.layers]
+            _give_back(self.model)
 
     def metadata(
         self, batch: InputBatch, mode: CUDAGraphMode, descriptor: BatchDescriptor, slices: UBatchSlices | None
@@ -118,3 +148,31 @@ class LoadedModel:
             return self.buffers.padded_metadata(descriptor.num_tokens, descriptor.num_reqs, self._max_model_len)
         real = self.buffers.real_metadata(batch)
         return real if slices is None else split_attn_metadata(slices, real)
+
+
+def _check_free(model: Any) -> None:
+    mark = _owners.get(model.layers)
+    if mark is not None and mark() is not None:
+        gc.collect()  # a dropped runner may linger in a cycle, such as that of an error and its frames
+    owner = None if mark is None else mark()
+    if owner is not None:
+        state = "a LoadedModel" if isinstance(owner, LoadedModel) else owner.graphs.state.value
+        raise LifecycleError(
+            f"this {type(model).__name__} serves another runner, which is {state}: its layers have that one's KV cache. "
+            "Call shutdown() there first, or make another model."
+        )
+    if mark is not None:
+        del _owners[model.layers]
+        _give_back(model)
+    if offloader_of(model.layers) is not None:
+        raise LifecycleError(
+            f"an offloader has weights of this {type(model).__name__}. Call its unwrap_modules(), and give it to the runner instead."
+        )
+
+
+def _give_back(model: Any) -> None:
+    model.workspace.unlock()
+    model.bind_kv_cache(None)
+    offloader = offloader_of(model.layers)
+    if offloader is not None:
+        offloader.unwrap_modules()

@@ -23,14 +23,15 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vgraph_lab.errors import ConfigError, InputError, LifecycleError, RankLostError
+from vgraph_lab.errors import ConfigError, InputError, LifecycleError
 from vgraph_lab.graphs import CaptureProgress, CaptureReport, ManagerState, MemoryProfile
 from vgraph_lab.graphs.backends import create_backend, execution_lock
 from vgraph_lab.graphs.backends.base import GraphBackend
 
 from .breakable import BreakableCUDAGraphWrapper
 from .descriptor import BatchDescriptor
-from .dp import name_lost_ranks
+from .dp import check_equal_settings
+from .dp_meeting import DPCall, rank_failures
 from .execution import ExecutionExplanation, explain_batch_execution
 from .forward_context import get_forward_context, set_forward_context
 from .input_batch import InputBatch, ScheduledRequest
@@ -40,12 +41,11 @@ from .modes import CUDAGraphMode
 from .offloader import PrefetchOffloader
 from .outputs import ModelRunnerOutput
 from .parallel import ParallelConfig
-from .parity import ParityReport, check_parity
+from .parity import ParityReport, check_parity, check_tolerance
 from .runner_config import RunnerConfig
 from .start_up import capture_all, capture_report, memory_profile, spread
 from .ubatch import UBatchSlices, maybe_create_ubatch_slices
 from .ubatch_trace import UBatchTrace
-from .ubatch_wrapper import UBatchWrapper
 from .ubatching import dbo_current_ubatch_id
 from .wrapper_graphs import WrapperGraphs
 
@@ -114,14 +114,16 @@ class GPUModelRunner:
         """Take a model: allocate its KV cache and input buffers, find out its scratch memory, and wrap it.
 
         Raises:
-            ConfigError: the model lacks what this path needs, is elsewhere, or does not go with the settings.
-            LifecycleError: a model is loaded already.
+            ConfigError: the model lacks what this path needs, is elsewhere, or does not go with the settings; or ranks differ in them.
+            LifecycleError: a model is loaded already, or the model serves another runner.
+            Exception: its first pass failed. The model is as it was then, and the call may be repeated.
         """
-        with self._lock:
+        with self._lock, torch.inference_mode(mode=False):  # steps write into what is made here, in and outside of that mode
             if self._loaded is not None or self.graphs.state is not ManagerState.NEW:
                 raise LifecycleError("this runner has or had a model. Make another runner for another model.")
+            check_equal_settings(self.config, model, self.parallel_config, self._dp_group, self._timeout_s)
             supported = check_model(model, self.config, self.parallel_config, self.device)
-            self._loaded = loaded = LoadedModel(model, self.config, self.device)
+            self._loaded = loaded = LoadedModel(model, self.config, self.device, self)
             try:
                 if self._offloader is not None:
                     self._offloader.wrap_modules(list(supported.layers))
@@ -132,16 +134,13 @@ class GPUModelRunner:
                 if self.parallel_config.use_ubatching:
                     self.profile_run(in_ubatches=True)
             except BaseException:
-                supported.bind_kv_cache(None)
-                self.graphs.wrappers.clear()
-                self._loaded = None
+                self._let_go()
                 raise
             self.graphs.plan = planned_graphs(self.cudagraph_dispatcher, self.parallel_config)
 
     def get_model(self) -> nn.Module:
         """The loaded model, under all wrappers."""
-        model: nn.Module = self._need().model
-        return model
+        return self._need().module
 
     def profile_run(self, *, in_ubatches: bool = False) -> None:
         """Run the largest batch once, eagerly and without attention: the workspace gets its final size.
@@ -166,7 +165,7 @@ class GPUModelRunner:
             LifecycleError: there is no model, or it was captured before.
             Exception: a capture failed. All graphs are released then; the call may be repeated.
         """
-        with self._lock:
+        with self._lock, torch.inference_mode(mode=False):
             start = self._begin_captures("capture_model")
             try:
                 capture_all(self.graphs, self.config, self._dummy_run, progress)
@@ -190,7 +189,7 @@ class GPUModelRunner:
             LifecycleError: there is no model, or it was captured before.
             Exception: a capture failed.
         """
-        with self._lock:
+        with self._lock, torch.inference_mode(mode=False):
             start = self._begin_captures("profile_memory")
             try:
                 capture_all(self.graphs, self.config, self._dummy_run, progress)
@@ -200,16 +199,12 @@ class GPUModelRunner:
             return profile
 
     def shutdown(self) -> None:
-        """Release graphs, requests, cache and model. Safe to call twice; statistics can still be read."""
+        """Release graphs, requests, cache and model. Safe to call twice; statistics can still be read. A capture's callback may not."""
         with self._lock:
-            loaded, self._loaded = self._loaded, None
-            self.graphs.close()
+            if self.graphs.state is ManagerState.CAPTURING:
+                raise LifecycleError("shutdown() was called during a capture. To abort a capture, raise from its progress callback.")
             self.graphs.state = ManagerState.CLEARED
-            if loaded is not None:
-                if isinstance(loaded.callable, UBatchWrapper):
-                    loaded.callable.shutdown()
-                loaded.model.workspace.unlock()
-                loaded.model.bind_kv_cache(None)
+            self._let_go()
 
     # ------------------------------------------------------------------------------------------------ steps
 
@@ -240,7 +235,6 @@ class GPUModelRunner:
                     kept = hidden[: batch.num_tokens].clone() if return_hidden_states else None
             except BaseException:
                 loaded.requests.give_up(batch)
-                self._restart_offloader()
                 raise
             loaded.requests.commit(batch)
             return ModelRunnerOutput(batch.req_ids, logits, kept, explanation)
@@ -260,17 +254,19 @@ class GPUModelRunner:
         """How a batch of requests with so many tokens each would run, and why; nothing runs. Other ranks must ask at the same time.
 
         Raises:
-            InputError: there is no request, or one without tokens.
+            InputError: a number is not a whole one from 1; there is no request, or more of them or of their tokens than a batch may have.
+            LifecycleError: another rank does something else now.
         """
-        return self._explain(np.asarray(num_scheduled_tokens, np.int64))
+        return self._explain(self.config.checked_lens(num_scheduled_tokens), DPCall.EXPLAIN)
 
     def check_parity(self, scheduled: Sequence[ScheduledRequest], *, atol: float = 1e-5, rtol: float = 1e-4) -> ParityReport:
         """Compare a step's breakable graph with eager (:func:`~vgraph_lab.vllm_v1.parity.check_parity`); the step is not taken.
 
         Raises:
-            InputError: the batch is not acceptable, or does not run in PIECEWISE mode.
+            InputError: the batch or a tolerance is not acceptable, or the batch does not run in PIECEWISE mode.
             LifecycleError: the runner is not ready.
         """
+        check_tolerance(atol, rtol)
         with self._lock, self.graphs.pool.exclusive():
             loaded = self._ready()
             batch = self._prepare(loaded, scheduled)
@@ -284,7 +280,7 @@ class GPUModelRunner:
                 return check_parity(wrapper, *inputs, atol=atol, rtol=rtol)
 
             try:
-                report: ParityReport = self._step(loaded, batch, is_counted=False, model=compare)[1]
+                report: ParityReport = self._step(loaded, batch, is_counted=False, model=compare, call=DPCall.PARITY)[1]
             finally:
                 loaded.requests.give_up(batch)
             return report
@@ -310,9 +306,9 @@ class GPUModelRunner:
         return loaded.requests.prepare(scheduled, **limits)
 
     def _step(
-        self, loaded: LoadedModel, batch: InputBatch, *, is_counted: bool = True, model: Callable[..., Any] | None = None
+        self, loaded: LoadedModel, batch: InputBatch, *, is_counted: bool = True, model: Any = None, call: DPCall = DPCall.STEP
     ) -> tuple[ExecutionExplanation, Any]:
-        explanation = self._explain(batch.num_scheduled_tokens)
+        explanation = self._explain(batch.num_scheduled_tokens, call)
         done, reason = explanation.execution, explanation.fallback_reason
         if is_counted and reason is not None and not self.graphs.wrappers:
             self.graphs.sink.recorder(EAGER_TARGET).record_fallback(BatchDescriptor(batch.num_tokens), reason)
@@ -325,10 +321,10 @@ class GPUModelRunner:
         }
         return explanation, self._forward(loaded, batch, done.cudagraph_mode, done.batch_descriptor, fields, model or loaded.callable)
 
-    def _explain(self, tokens: NDArray[np.int64]) -> ExecutionExplanation:
+    def _explain(self, tokens: NDArray[np.int64], call: DPCall) -> ExecutionExplanation:
         counts = (int(tokens.sum()), len(tokens), tokens, int(tokens.max(initial=0)))
         return explain_batch_execution(
-            self.cudagraph_dispatcher, self.parallel_config, *counts, dp_group=self._dp_group, timeout_s=self._timeout_s
+            self.cudagraph_dispatcher, self.parallel_config, *counts, dp_group=self._dp_group, timeout_s=self._timeout_s, call=call
         )
 
     def _slices(self, should_ubatch: bool, batch: InputBatch, padded: BatchDescriptor) -> UBatchSlices | None:
@@ -348,20 +344,19 @@ class GPUModelRunner:
     ) -> Any:
         loaded.buffers.fill(batch, padded.num_tokens, padded.num_reqs or batch.num_reqs)
         metadata = None if is_profile else loaded.metadata(batch, mode, padded, fields.get("ubatch_slices"))
-        with set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=padded, **fields), torch.no_grad():
+        failures = rank_failures(self.parallel_config, self._dp_group, self._timeout_s)
+        with failures, set_forward_context(metadata, cudagraph_runtime_mode=mode, batch_descriptor=padded, **fields), torch.no_grad():
+            is_whole = False
             try:
-                return model(*loaded.buffers.model_inputs(padded.num_tokens))
-            except RankLostError as error:  # the exchange has failed, and cannot tell because of whom
-                raise name_lost_ranks(error, self.parallel_config, self._dp_group, self._timeout_s) from error
+                output = model(*loaded.buffers.model_inputs(padded.num_tokens))
+                is_whole = model is loaded.callable
+                return output
+            finally:
+                if not is_whole and self._offloader is not None:  # it failed, or a comparison stopped where it found a difference
+                    self._offloader.restart()
 
     def _dummy_run(
-        self,
-        lens: Sequence[int],
-        mode: CUDAGraphMode,
-        padded: BatchDescriptor,
-        *,
-        should_ubatch: bool = False,
-        is_profile: bool = False,
+        self, lens: Sequence[int], mode: CUDAGraphMode, padded: BatchDescriptor, *, should_ubatch: bool = False, is_profile: bool = False
     ) -> None:
         """Run requests of so many tokens that leave nothing behind. All ranks do so at the same time, with the same sizes."""
         loaded, ranks = self._need(), self.parallel_config.data_parallel_size
@@ -372,9 +367,13 @@ class GPUModelRunner:
         }
         self._forward(loaded, batch, mode, padded, fields, loaded.callable, is_profile=is_profile)
 
-    def _restart_offloader(self) -> None:
-        if self._offloader is not None:
-            self._offloader.restart()
+    def _let_go(self) -> None:
+        loaded, self._loaded = self._loaded, None
+        try:
+            self.graphs.close()
+        finally:
+            if loaded is not None:
+                loaded.release()
 
     def _begin_captures(self, step: str) -> float:
         self._need()
@@ -384,9 +383,10 @@ class GPUModelRunner:
         return perf_counter()
 
     def _release_captures(self) -> None:
-        self.graphs.clear()
-        self.graphs.state = ManagerState.NEW
-        self._restart_offloader()
+        try:
+            self.graphs.clear()
+        finally:
+            self.graphs.state = ManagerState.NEW
 
     def _need(self) -> LoadedModel:
         if self._loaded is None:

@@ -13,7 +13,7 @@ from .dispatcher import CudagraphDispatcher
 from .modes import CUDAGraphMode
 from .parallel import ParallelConfig
 from .runner_config import RunnerConfig
-from .ubatch import check_ubatch_thresholds
+from .ubatch import is_captured_in_ubatches
 from .ubatch_wrapper import UBatchWrapper
 from .wrapper import CUDAGraphOptions, CUDAGraphWrapper, Offloader
 from .wrapper_graphs import WrapperGraphs
@@ -87,5 +87,4 @@ def planned_graphs(dispatcher: CudagraphDispatcher, parallel_config: ParallelCon
 def _target(mode: CUDAGraphMode, batch: BatchDescriptor, config: ParallelConfig) -> str:
     if mode is CUDAGraphMode.PIECEWISE:
         return PIECEWISE_TARGET
-    is_split = check_ubatch_thresholds(config, batch.num_tokens, uniform_decode=batch.uniform)
-    return UBATCH_TARGET if is_split and batch.num_tokens >= config.num_ubatches else FULL_TARGET
+    return UBATCH_TARGET if is_captured_in_ubatches(config, batch) else FULL_TARGET

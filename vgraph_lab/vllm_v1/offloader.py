@@ -14,15 +14,24 @@ each capture and replay (``sync_prev_onload``). On the CPU, copies are done when
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from vgraph_lab.errors import ConfigError, LifecycleError
 
-__all__ = ["PrefetchOffloader"]
+__all__ = ["PrefetchOffloader", "offloader_of"]
+
+_wrapped: WeakKeyDictionary[nn.Module, ref[PrefetchOffloader]] = WeakKeyDictionary()
+
+
+def offloader_of(layers: Iterable[nn.Module]) -> PrefetchOffloader | None:
+    """The offloader that has weights of some of these layers; None if all have their own."""
+    return next((holder for layer in layers if layer in _wrapped and (holder := _wrapped[layer]()) is not None), None)
 
 
 class PrefetchOffloader:
@@ -47,7 +56,8 @@ class PrefetchOffloader:
         self.host = nn.Module()
         """The weights on the host, as a module: a wrapper takes it among its ``modules``."""
         self._layers: list[nn.Module] = []
-        self._weights: list[list[tuple[Tensor, Tensor]]] = []  # of each offloaded layer: on the device, on the host
+        self._weights: list[list[tuple[Tensor, Tensor, Tensor]]] = []  # of each such layer: parameter, its buffer, on the host
+        self._hooks: list[RemovableHandle] = []
         self._in_flight: dict[int, torch.cuda.Event | None] = {}  # copies that nobody has waited for; the event is after the copy
         self._stream: torch.cuda.Stream | None = None
 
@@ -59,7 +69,7 @@ class PrefetchOffloader:
     @property
     def host_bytes(self) -> int:
         """Of the weights on the host."""
-        return sum(host.nbytes for weights in self._weights for _, host in weights)
+        return sum(host.nbytes for weights in self._weights for *_, host in weights)
 
     def wrap_modules(self, layers: Sequence[nn.Module]) -> None:
         """Take over the layers of a model, which are alike, in the order in which they run; and fetch the first ones.
@@ -69,30 +79,68 @@ class PrefetchOffloader:
 
         Raises:
             ConfigError: offloaded layers have different parameters.
-            LifecycleError: it has layers already.
+            LifecycleError: it has layers already, or another one has some of these.
+            Exception: memory ran out; all weights are back then.
         """
         if self._layers:
-            raise LifecycleError("this offloader has a model's layers already. Make another one for another model.")
+            raise LifecycleError(
+                "this offloader has a model's layers already. Call unwrap_modules(), or make another one for another model."
+            )
+        if offloader_of(layers) is not None:
+            raise LifecycleError(
+                "another offloader has weights of these layers: what they hold now may be another layer's. Shut down the runner that has "
+                "the model, or call unwrap_modules() of that offloader."
+            )
         chosen = [layer for n, layer in enumerate(layers) if n % self.group_size >= self.group_size - self.num_in_group]
         shapes = [[(name, p.shape, p.dtype, p.device) for name, p in layer.named_parameters()] for layer in chosen]
         if any(found != shapes[0] for found in shapes):
             raise ConfigError("offloaded layers share buffers, so they need the same parameters: names, shapes, dtypes and device.")
-        buffers = [[torch.empty_like(p) for p in layer.parameters()] for layer in chosen[: self.prefetch_step]]
-        for number, layer in enumerate(chosen):
-            weights: list[tuple[Tensor, Tensor]] = []
+        device = next(layers[0].parameters()).device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        try:
+            with torch.inference_mode(mode=False), torch.no_grad():  # copied into by steps in and outside of that mode
+                self._take(chosen)
+        except BaseException:
+            self.unwrap_modules()
+            raise
+        self._prefetch_first()
+
+    def unwrap_modules(self) -> None:
+        """Give the layers their weights back, on the device, and let go of them. Graphs that have the buffers' addresses must be gone.
+
+        Safe to call twice; afterwards the offloader may take layers again.
+
+        Raises:
+            Exception: the device has no room. The layers that are left stay offloaded, and the call may be repeated.
+        """
+        if self._stream is not None:
+            torch.cuda.synchronize(self._stream.device)  # copies to the buffers, and passes that read them
+        self._in_flight.clear()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        while self._layers:
+            with torch.inference_mode(mode=False):
+                own = [host.to(parameter.device, copy=True) for parameter, _, host in self._weights[-1]]
+            for (parameter, *_), weight in zip(self._weights.pop(), own, strict=True):
+                parameter.data = weight
+            del _wrapped[self._layers.pop()]
+        self.host, self._stream = nn.Module(), None
+
+    def _take(self, layers: Sequence[nn.Module]) -> None:
+        buffers = [[torch.empty_like(p) for p in layer.parameters()] for layer in layers[: self.prefetch_step]]
+        for number, layer in enumerate(layers):
+            weights: list[tuple[Tensor, Tensor, Tensor]] = []
+            self._layers.append(layer)
+            self._weights.append(weights)
+            _wrapped[layer] = ref(self)
             for parameter, buffer in zip(layer.parameters(), buffers[number % self.prefetch_step], strict=True):
                 host = parameter.detach().to("cpu", copy=True)
                 host = host.pin_memory() if parameter.is_cuda else host
                 self.host.register_buffer(f"layer{number}_{len(weights)}", host)
                 parameter.data = buffer
-                weights.append((parameter.detach(), host))
-            self._layers.append(layer)
-            self._weights.append(weights)
-            layer.register_forward_pre_hook(self._before(number))
-            layer.register_forward_hook(self._after(number))
-        device = next(layers[0].parameters()).device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._prefetch_first()
+                weights.append((parameter, parameter.detach(), host))
+            self._hooks += [layer.register_forward_pre_hook(self._before(number)), layer.register_forward_hook(self._after(number))]
 
     def sync_prev_onload(self) -> None:
         """Let the current stream wait for copies begun before; called before a capture and before a replay, outside of graphs."""
@@ -130,7 +178,7 @@ class PrefetchOffloader:
 
     def _copy(self, number: int) -> None:
         with torch.no_grad():
-            for on_device, host in self._weights[number]:
+            for _, on_device, host in self._weights[number]:
                 on_device.copy_(host, non_blocking=True)
 
     def _join(self) -> None:

@@ -235,7 +235,7 @@ def paged_attention(query: Tensor, kv_cache: Tensor, metadata: AttentionMetadata
     """Causal attention of each token to its own request, up to itself; ``num_heads`` is a multiple of ``num_kv_heads``.
 
     Prefill goes request by request, with sizes from the host. Decode, and all of a graph, is one batch of single tokens that
-    is masked: it reads as many blocks per token as ``max_seq_len`` needs.
+    is masked: it reads as many blocks per token as ``max_seq_len`` needs. What earlier requests left in them changes nothing.
     """
     if metadata.lens is None or all(new == 1 for new, _ in metadata.lens):
         _attend_by_token(query, kv_cache, metadata, output)
@@ -257,12 +257,14 @@ def _attend_by_token(query: Tensor, kv_cache: Tensor, metadata: AttentionMetadat
     request = torch.searchsorted(ends, token, right=True).clamp(max=len(ends) - 1)  # padding tokens join the last one
     position = metadata.seq_lens[request] - ends[request] + token
     keys, values = _gather(kv_cache, metadata.block_table.index_select(0, request), metadata.max_seq_len)
-    mask = _sees(position, keys.shape[2])[:, None, None]
-    output.copy_(_attend(query[:, :, None], keys, values, mask)[:, :, 0])
+    mask = _sees(position, keys.shape[2])
+    for each in (keys, values):  # what no token sees may be an earlier request's, and NaN: a weight of zero does not remove that
+        each.masked_fill_(~mask[:, None, :, None], 0)
+    output.copy_(_attend(query[:, :, None], keys, values, mask[:, None, None])[:, :, 0])
 
 
 def _gather(kv_cache: Tensor, block_table: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Keys and values [rows, num_kv_heads, blocks * block_size, head_dim] of the blocks that hold ``length`` tokens."""
+    """Copies of keys and values [rows, num_kv_heads, blocks * block_size, head_dim] of the blocks that hold ``length`` tokens."""
     _, _, block_size, *_ = kv_cache.shape
     blocks = block_table[:, : -(-length // block_size)]
     keys, values = (cache.index_select(0, blocks.flatten()).unflatten(0, blocks.shape).flatten(1, 2).transpose(1, 2) for cache in kv_cache)

@@ -21,6 +21,11 @@ class ParallelConfig:
         dbo_decode_token_threshold: smallest uniform decode batch that is split, in tokens.
         dbo_prefill_token_threshold: smallest other batch that is split, in tokens.
 
+    A shape has one FULL graph, whole or in micro-batches, and batches of the other kind run eager. In mode FULL, decode and other batches
+    share their shapes, and the prefill threshold says how each is captured: so decode between the two thresholds runs eager there.
+    FULL_DECODE_ONLY and FULL_AND_PIECEWISE have graphs of their own for decode. With any mode, a batch below its threshold runs eager if
+    the shape that it is padded to reaches it.
+
     Raises:
         ConfigError: a setting is out of range, or micro-batches are on with a single rank.
     """

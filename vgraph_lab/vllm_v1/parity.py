@@ -27,7 +27,7 @@ from vgraph_lab.graphs.capture import owned_tensors
 from .breakable import BreakableCUDAGraphCapture, BreakableCUDAGraphWrapper, observed_breaks
 from .forward_context import get_forward_context
 
-__all__ = ["ParityReport", "StepParity", "check_parity"]
+__all__ = ["ParityReport", "StepParity", "check_parity", "check_tolerance"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,17 @@ class ParityReport:
         return "\n".join(lines)
 
 
+def check_tolerance(atol: float, rtol: float) -> None:
+    """Refuse what cannot be compared with.
+
+    Raises:
+        InputError: a tolerance is not a finite number from 0.
+    """
+    for name, value in (("atol", atol), ("rtol", rtol)):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value) or value < 0:
+            raise InputError(f"{name}: a tolerance is a finite number from 0, got {value!r}.")
+
+
 def check_parity(wrapper: BreakableCUDAGraphWrapper, *args: Any, atol: float = 1e-5, rtol: float = 1e-4, **kwargs: Any) -> ParityReport:
     """Run a batch eagerly and by its graph, and compare after each segment and each break.
 
@@ -107,8 +118,9 @@ def check_parity(wrapper: BreakableCUDAGraphWrapper, *args: Any, atol: float = 1
 
     Raises:
         LifecycleError: the wrapper has no graph for this batch.
-        InputError: the batch does not run in PIECEWISE mode.
+        InputError: the batch does not run in PIECEWISE mode, or a tolerance is not a finite number from 0.
     """
+    check_tolerance(atol, rtol)
     context = get_forward_context()
     batch = context.batch_descriptor
     entry = None if batch is None else wrapper.concrete_cudagraph_entries.get(batch)

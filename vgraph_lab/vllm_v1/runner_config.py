@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BeforeValidator, PlainSerializer, PositiveInt
+import numpy as np
+from annotated_types import Ge
+from numpy.typing import NDArray
+from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PositiveInt, ValidationError
 
-from vgraph_lab.config.validation import Settings, as_tuple
-from vgraph_lab.errors import ConfigError
+from vgraph_lab.config.validation import Settings, as_tuple, config_error
+from vgraph_lab.errors import ConfigError, InputError
 
 from .capture_sizes import adjust_cudagraph_sizes_for_spec_decode, checked_capture_sizes, default_capture_sizes
 from .dispatcher import CudagraphDispatcher
@@ -18,6 +22,12 @@ __all__ = ["RunnerConfig"]
 
 def _mode(value: object) -> object:
     return CUDAGraphMode.parse(value) if isinstance(value, str) else value
+
+
+def _sizes(sizes: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    if sizes is not None:
+        checked_capture_sizes(sizes)
+    return sizes
 
 
 class RunnerConfig(Settings):
@@ -35,19 +45,32 @@ class RunnerConfig(Settings):
         num_warmups: eager runs before each capture.
         weak_ref_output: let later graphs have the memory of a graph's output, which is read before they run.
         debug: check addresses at each replay.
+
+    With micro-batches, mode FULL runs decode eager between the two thresholds: see :class:`~vgraph_lab.vllm_v1.ParallelConfig`.
+
+    Raises:
+        ConfigError: a setting is unknown, malformed or out of range; names all that are.
     """
 
     cudagraph_mode: Annotated[CUDAGraphMode, BeforeValidator(_mode), PlainSerializer(str)] = CUDAGraphMode.FULL_AND_PIECEWISE
     enforce_eager: bool = False
-    cudagraph_capture_sizes: Annotated[tuple[int, ...] | None, BeforeValidator(as_tuple)] = None
+    cudagraph_capture_sizes: Annotated[tuple[int, ...] | None, BeforeValidator(as_tuple), AfterValidator(_sizes)] = None
     max_num_seqs: PositiveInt = 8
     max_num_batched_tokens: PositiveInt = 64
-    num_speculative_tokens: int = 0
+    num_speculative_tokens: Annotated[int, Ge(0)] = 0
     block_size: PositiveInt = 16
     num_blocks: PositiveInt | None = None
-    num_warmups: int = 1
+    num_warmups: Annotated[int, Ge(0)] = 1
     weak_ref_output: bool = True
     debug: bool = False
+
+    if not TYPE_CHECKING:  # so that type checkers see the fields
+
+        def __init__(self, **settings: Any) -> None:
+            try:
+                super().__init__(**settings)
+            except ValidationError as error:
+                raise config_error(error, type(self)) from None
 
     @property
     def mode(self) -> CUDAGraphMode:
@@ -89,16 +112,32 @@ class RunnerConfig(Settings):
             max_num_batched_tokens=self.max_num_batched_tokens,
         )
 
+    def checked_lens(self, num_scheduled_tokens: Sequence[int]) -> NDArray[np.int64]:
+        """Tokens of each request of a batch, if there can be such a batch [num_reqs].
+
+        Raises:
+            InputError: a number is not a whole one from 1; there is no request, or more of them or of their tokens than a batch may have.
+        """
+        given: Any = num_scheduled_tokens
+        lens = given.tolist() if isinstance(given, np.ndarray) else given
+        if not isinstance(lens, list | tuple) or not lens:
+            raise InputError(f"a batch is a list with the tokens of each request, of one at least; got {given!r}.")
+        for each in lens:
+            if not isinstance(each, int | np.integer) or isinstance(each, bool) or each < 1:
+                raise InputError(f"each request of a batch has a whole number of tokens from 1, got {each!r} in {given!r}.")
+        if len(lens) > self.max_num_seqs or sum(lens) > self.max_num_batched_tokens:
+            raise InputError(
+                f"{len(lens)} requests with {sum(lens)} tokens do not run in one step: max_num_seqs is {self.max_num_seqs}, "
+                f"max_num_batched_tokens {self.max_num_batched_tokens}."
+            )
+        return np.asarray(lens, np.int64)
+
     def check(self, max_model_len: int) -> None:
         """Refuse what does not go with a model.
 
         Raises:
-            ConfigError: a batch of ``max_num_batched_tokens`` could not exist, or numbers are negative.
+            ConfigError: a batch of ``max_num_batched_tokens`` could not exist.
         """
-        if self.num_speculative_tokens < 0 or self.num_warmups < 0:
-            raise ConfigError(
-                f"num_speculative_tokens and num_warmups: must be 0 or more, got {self.num_speculative_tokens} and {self.num_warmups}."
-            )
         if self.max_num_batched_tokens > self.max_num_seqs * max_model_len:
             raise ConfigError(
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} tokens never meet, {self.max_num_seqs} requests (max_num_seqs) "

@@ -21,12 +21,14 @@ from numpy.typing import NDArray
 
 from vgraph_lab.errors import InputError
 
+from .descriptor import BatchDescriptor
 from .parallel import ParallelConfig
 
 __all__ = [
     "UBatchSlice",
     "UBatchSlices",
     "check_ubatch_thresholds",
+    "is_captured_in_ubatches",
     "is_last_ubatch_empty",
     "maybe_create_ubatch_slices",
 ]
@@ -70,6 +72,11 @@ def check_ubatch_thresholds(config: ParallelConfig, num_tokens: int, uniform_dec
     return config.use_ubatching and num_tokens >= threshold
 
 
+def is_captured_in_ubatches(config: ParallelConfig, shape: BatchDescriptor) -> bool:
+    """Whether the FULL graph of a shape holds micro-batches. Each shape has one graph, so the other kind of batch runs eager there."""
+    return shape.num_tokens >= config.num_ubatches and check_ubatch_thresholds(config, shape.num_tokens, shape.uniform)
+
+
 def is_last_ubatch_empty(orig_num_tokens: int, padded_num_tokens: int, num_ubatches: int) -> bool:
     """Whether the last part would hold padding only: a batch split like that wastes a whole micro-batch, so it is not.
 
@@ -91,8 +98,10 @@ def maybe_create_ubatch_slices(
 ) -> tuple[UBatchSlices | None, UBatchSlices | None]:
     """Cut a batch into micro-batches of equal padded size.
 
-    As upstream, it does not refuse a batch whose last part is empty: callers ask :func:`is_last_ubatch_empty` first. Parts
-    that begin beyond the last real token have no requests or stop before they start.
+    As upstream, it does not refuse a batch whose last part is empty: callers ask :func:`is_last_ubatch_empty` first. Without
+    that, parts reach beyond the last real token. Each but the last keeps its whole range of tokens and names one request after
+    the last real one, so it does not count as empty even if it is all padding. The last part has no request; its real slice stops
+    at the last real token, which is at its start or before it (``num_tokens`` is zero or negative).
 
     Args:
         should_ubatch: whether to cut at all.

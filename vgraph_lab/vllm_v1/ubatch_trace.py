@@ -7,9 +7,11 @@ overlap, and what overlaps lies on two streams::
     compute   0 ▇▇▇▇▇▇1 ▇▇▇▇▇▇0 ▇▇▇▇▇
     comm             0 ▇▇▇▇▇▇▇1 ▇▇▇▇▇▇▇▇
 
-Host spans are read from ``perf_counter``. Spans of streams are read from CUDA events where there is a GPU: they are when the device
-did the work, not when it was launched. On the CPU the work is done when its call returns, so they are read from ``perf_counter``,
-too, and nothing overlaps.
+Host spans are read from ``perf_counter``. Spans of streams are read from CUDA events where there is a GPU: one is recorded on the stream
+where a span begins and one where it ends. While the device has work queued, that is when it did the work. Where it waits for the host, a
+stream reaches the first event before the work is launched and the second as soon as the host records it: the span then includes the
+host's time. So spans say what overlaps only in a step whose host is ahead of the device. On the CPU the work is done when its call
+returns, so they are read from ``perf_counter``, too, and nothing overlaps.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _Mark = float | torch.cuda.Event
 
 @dataclass(frozen=True, slots=True)
 class UBatchSpan:
-    """A stretch of time in which one micro-batch did one thing on one stream. A list of them makes a DataFrame.
+    """A stretch of time in which one micro-batch had one thing to do on one stream. A list of them makes a DataFrame.
 
     Attributes:
         start_s: since the trace began.
@@ -152,7 +154,7 @@ def overlap_s(spans: Iterable[UBatchSpan]) -> float:
     """Seconds in which the communication of one micro-batch ran beside the computation of another one.
 
     Args:
-        spans: of one trace or a part of it.
+        spans: of one trace or a part of it; of a step whose host was ahead of the device, or the host's gaps count, too.
     """
     edges: list[tuple[float, int, str, int]] = []
     for span in spans:

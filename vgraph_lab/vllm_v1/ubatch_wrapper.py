@@ -72,6 +72,7 @@ class UBatchWrapper:
 
     Attributes:
         cudagraph_wrapper: of whole batches; None with mode NONE.
+        runtime_mode: FULL or NONE, not that of a wrapper inside. Other attributes that it has not got are those of the runnable.
 
     Raises:
         ConfigError: ``parallel_config`` has no micro-batches, or the mode is neither FULL nor NONE.
@@ -97,6 +98,8 @@ class UBatchWrapper:
         if runtime_mode not in (_NONE, _FULL):
             raise ConfigError(f"runtime_mode: micro-batches are captured FULL or not at all (NONE), got {runtime_mode}.")
         self.runnable, self.parallel_config, self.graphs, self.trace = runnable, parallel_config, graphs, trace
+        self.runtime_mode, self.target_id = runtime_mode, target_id
+        self.cudagraph_options = cudagraph_options or CUDAGraphOptions()
         self.sm_control = nullcontext() if sm_control is None else sm_control
         self.timeout_s = timeout_s
         device = graphs.backend.device
@@ -105,7 +108,7 @@ class UBatchWrapper:
         self._threads = UBatchThreads(parallel_config.num_ubatches, device)
         self._recorder = graphs.sink.recorder(f"{target_id}.ubatch")
         shared: dict[str, Any] = {
-            "cudagraph_options": cudagraph_options,
+            "cudagraph_options": self.cudagraph_options,
             "modules": tuple(modules),
             "static_tensors": static_tensors,
         }
@@ -131,6 +134,23 @@ class UBatchWrapper:
     def cudagraphs(self) -> Mapping[BatchDescriptor, GraphEntry]:
         """The graphs of micro-batches."""
         return MappingProxyType({} if self._ubatch_graphs is None else self._ubatch_graphs.concrete_cudagraph_entries)
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """Whose parameters and buffers this wrapper's graphs read."""
+        return () if self.cudagraph_wrapper is None else self.cudagraph_wrapper.modules
+
+    @property
+    def concrete_cudagraph_entries(self) -> Mapping[BatchDescriptor, GraphEntry]:
+        """All graphs of this wrapper, of whole batches and of micro-batches: one per shape."""
+        whole = {} if self.cudagraph_wrapper is None else self.cudagraph_wrapper.concrete_cudagraph_entries
+        return MappingProxyType({**whole, **self.cudagraphs})
+
+    def clear_graphs(self) -> None:
+        """Release this wrapper's graphs, of whole batches and of micro-batches; not those of a wrapper inside. Safe to call twice."""
+        for wrapper in (self.cudagraph_wrapper, self._ubatch_graphs):
+            if wrapper is not None:
+                wrapper.clear_graphs()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a batch as the forward context says.

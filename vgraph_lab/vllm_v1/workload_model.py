@@ -162,7 +162,18 @@ class WorkloadModel(nn.Module):
     ) -> None:
         super().__init__()
         _check(config)
-        self.config, self.workspace = config, workspace or WorkspaceManager(torch.device(device))
+        with torch.inference_mode(mode=False):  # weights may change in place, in and outside of that mode
+            self._make(config, torch.device(device), dtype, expert_group, workspace)
+
+    def _make(
+        self,
+        config: WorkloadConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        expert_group: dist.ProcessGroup | None,
+        workspace: WorkspaceManager | None,
+    ) -> None:
+        self.config, self.workspace = config, workspace or WorkspaceManager(device)
         self.exchange = ExpertExchange(config.num_experts, expert_group)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(config.seed)  # all but the experts, which have seeds of their own

@@ -32,7 +32,7 @@ class WorkspaceManager:
 
     def __init__(self, device: torch.device, *, num_ubatches: int = 1, current_ubatch: Callable[[], int] = lambda: 0) -> None:
         self.device = device
-        self._buffers = [torch.empty(0, dtype=torch.uint8, device=device) for _ in range(num_ubatches)]
+        self._buffers = self._allocate(0, num_ubatches)
         self.current_ubatch = current_ubatch
         self._is_locked = False
 
@@ -54,7 +54,7 @@ class WorkspaceManager:
         if self._is_locked:
             raise LifecycleError("the workspace is locked, captured graphs have its address. Divide it before the captures.")
         size = max(buffer.nbytes for buffer in self._buffers)
-        self._buffers = [torch.empty(size, dtype=torch.uint8, device=self.device) for _ in range(num_ubatches)]
+        self._buffers = self._allocate(size, num_ubatches)
         self.current_ubatch = current_ubatch
 
     def is_locked(self) -> bool:
@@ -108,5 +108,9 @@ class WorkspaceManager:
                 "Run a batch of this size eagerly before the captures."
             )
         # All of them grow: a batch that is whole before the captures may be split afterwards.
-        self._buffers = [torch.empty(nbytes, dtype=torch.uint8, device=self.device) for _ in self._buffers]
+        self._buffers = self._allocate(nbytes, len(self._buffers))
         return self._buffers[number]
+
+    def _allocate(self, nbytes: int, count: int) -> list[Tensor]:
+        with torch.inference_mode(mode=False):  # they are written in and outside of that mode
+            return [torch.empty(nbytes, dtype=torch.uint8, device=self.device) for _ in range(count)]

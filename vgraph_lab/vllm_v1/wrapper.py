@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
+import torch
 from torch import Tensor, nn
 
-from vgraph_lab.errors import ConfigError, ForkedProcessError, ReplayError
+from vgraph_lab.errors import ConfigError, FallbackReason, ForkedProcessError, ReplayError
 from vgraph_lab.graphs import GraphEntry, Target
 from vgraph_lab.graphs.capture import capture_entry, is_capture_underway
 from vgraph_lab.graphs.structure import clone, nbytes
@@ -23,6 +26,9 @@ from .weak_ref import weak_ref_tensors
 from .wrapper_graphs import WrappedRoutine, WrapperGraphs
 
 __all__ = ["CUDAGraphOptions", "CUDAGraphWrapper", "Offloader"]
+
+_capturing: ContextVar[tuple[WrapperGraphs, ...]] = ContextVar("capturing_wrapper_graphs", default=())
+"""Whose wrappers are warming up or capturing around the caller, who may be a micro-batch."""
 
 
 class Offloader(Protocol):
@@ -62,6 +68,9 @@ class CUDAGraphWrapper:
     mode than its own, or no context at all means the plain call, so that wrappers of different modes can be nested.
     Otherwise the descriptor's graph is replayed; it is captured at the first call, provided that capturing is enabled
     (:mod:`~vgraph_lab.vllm_v1.monitor`). A capturing call replays its graph once, so it returns what eager would.
+
+    A batch that the context wants a graph for, and that runs plainly all the same, is counted with its reason: ``nested_capture``
+    inside of somebody else's capture, ``no_graph`` in a mode that no wrapper of these graphs serves.
 
     The wrapper copies no inputs: the caller writes them into the tensors of the capture. Attributes that it has not got
     are those of the runnable.
@@ -127,7 +136,7 @@ class CUDAGraphWrapper:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         context = get_forward_context() if is_forward_context_available() else ForwardContext()
         mode, batch = context.cudagraph_runtime_mode, context.batch_descriptor
-        if not self._serves(mode) or batch is None or is_capture_underway() or self.graphs.backend.is_capturing():
+        if not self._serves(mode) or batch is None or self._is_nested():
             return self._run_eagerly(context, args, kwargs)
         with self.graphs.pool.exclusive():
             entry = self.concrete_cudagraph_entries.get(batch)
@@ -142,12 +151,27 @@ class CUDAGraphWrapper:
 
     def _run_eagerly(self, context: ForwardContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The plain call. A batch without a graph is counted once: by the outermost wrapper."""
-        is_counted = context.is_counted and not context.cudagraph_runtime_mode
-        if not is_counted or context.fallback_reason is None or context.runtime_key is None:
+        reason = self._fallback_reason(context)
+        if not context.is_counted or reason is None or context.runtime_key is None:
             return self.runnable(*args, **kwargs)
-        self._recorder.record_fallback(context.runtime_key, context.fallback_reason)
-        with override_forward_context(replace(context, fallback_reason=None)):
+        self._recorder.record_fallback(context.runtime_key, reason)
+        with override_forward_context(replace(context, fallback_reason=None, is_counted=False)):
             return self.runnable(*args, **kwargs)
+
+    def _fallback_reason(self, context: ForwardContext) -> FallbackReason | None:
+        """Why this plain call has no graph; None where that is as it should be: a graph of these wrappers will hold or serve it."""
+        mode = context.cudagraph_runtime_mode
+        if not mode:
+            return context.fallback_reason
+        if self.graphs in _capturing.get():
+            return None
+        if self._serves(mode):
+            return FallbackReason.NESTED_CAPTURE
+        return None if any(wrapper._serves(mode) for wrapper in self.graphs.wrappers.values()) else FallbackReason.NO_GRAPH
+
+    def _is_nested(self) -> bool:
+        """Whether this call belongs into a capture that is under way: of another wrapper, or of somebody else."""
+        return is_capture_underway() or self.graphs.backend.is_capturing()
 
     def _serves(self, mode: CUDAGraphMode) -> bool:
         """Whether calls in this mode are this wrapper's to replay."""
@@ -177,7 +201,8 @@ class CUDAGraphWrapper:
 
         if self.offloader is not None:
             self.offloader.sync_prev_onload()
-        entry = self._capture_entry(batch, run, buffers, static_buffer_bytes)
+        with _capture_of(self.graphs):
+            entry = self._capture_entry(batch, run, buffers, static_buffer_bytes)
         self.concrete_cudagraph_entries[batch], self._constants[batch] = entry, constants
         return entry
 
@@ -249,6 +274,17 @@ class CUDAGraphWrapper:
                 f"{self.target_id} {batch}: a graph reads what it was captured with, but arguments changed: {'; '.join(wrong)}. "
                 "Copy new values into the tensors of the capture, and keep constants in the descriptor's batch the same."
             )
+
+
+@contextmanager
+def _capture_of(graphs: WrapperGraphs) -> Iterator[None]:
+    """A warm-up and a capture. Not in inference mode: what it makes could not be written outside of that mode later."""
+    token = _capturing.set((*_capturing.get(), graphs))
+    try:
+        with torch.inference_mode(mode=False), torch.no_grad():
+            yield
+    finally:
+        _capturing.reset(token)
 
 
 def _place(tensor: Tensor) -> str:
