@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import partial
 from typing import Any
@@ -12,10 +13,12 @@ from contracts.incremental import FLAT, path_of, running, stage
 from contracts.streaming import MIXED, play, same
 from torch import Tensor
 
-from vgraph_lab.errors import FormError
+from vgraph_lab.config import StageConfig
+from vgraph_lab.errors import ConfigError, FormError
 from vgraph_lab.graphs.backends.audit import CaptureAudit, run_checked
 from vgraph_lab.graphs.backends.rules import capture_conditions
 from vgraph_lab.graphs.capture import owned_tensors
+from vgraph_lab.inspect.records import CaptureFigures
 from vgraph_lab.qwen3_tts import code2wav, incremental_forms
 from vgraph_lab.qwen3_tts.checkpoint import random_decoder
 from vgraph_lab.qwen3_tts.incremental_check import check_exact
@@ -239,3 +242,24 @@ def test_a_shape_that_a_form_cannot_run_is_captured_in_the_plain_form(monkeypatc
     assert "form refusing" in lines
     assert "a note of the form" in lines
     assert [line for line in lines if "has the plain form: no tile fits" in line] == ["B2×T1 has the plain form: no tile fits"]
+
+
+PUBLISHED = ("qwen3_tts.suffix", "qwen3_tts.icl_prefix")
+
+
+@pytest.mark.parametrize(("algorithm", "target"), [("published", TARGET), *(("incremental", target) for target in PUBLISHED)])
+def test_settings_of_the_other_algorithms_target_stop_the_start_up(algorithm: str, target: str) -> None:
+    graphs = {"streaming_algorithm": algorithm, "targets": {target: {"enabled": True}}}
+    cfg = StageConfig.from_dict({"vocoder_cudagraph": graphs})
+    wanted = "incremental" if algorithm == "published" else "published"
+    message = f"targets.{target}: there is no such Target with streaming_algorithm '{algorithm}'."
+    with pytest.raises(ConfigError, match=re.escape(message) + f".* Set vocoder_cudagraph.streaming_algorithm: {wanted}"):
+        code2wav.Qwen3TTSCode2Wav(random_decoder(FLAT), cfg)
+
+
+def test_a_recording_keeps_why_the_plain_form_runs() -> None:
+    with running("cpu", stage([1], **asking_for("fast"))) as runner:
+        assert runner.manager is not None
+        assert runner.manager.report is not None
+        (note,) = CaptureFigures.of(runner.manager.report).notes
+    assert note == "form fast is not used, plain is: it needs a CUDA device, and the decoder is on cpu"

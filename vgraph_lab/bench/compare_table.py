@@ -46,7 +46,7 @@ def _times(record: MeasurementRecord, *, on_gpu: bool) -> Table:
     table = _table(title, headings)
     table.caption = (
         f"median ms. steady: a chunk of {s['chunk_frames']} frames; handle: the same through the Target alone; first: one frame of new "
-        "streams. ± %: half of p10 to p90. ÷: published-eager over this. floor: the least it can take, in % of that. "
+        "streams. ± %: half of p10 to p90. ÷: published-eager over this. floor: the least it can take, in % of steady. "
         "SNR: dB against the whole utterance in fp32."
     )
     table.caption += " host: µs of a call before it, in a burst." if on_gpu else ""

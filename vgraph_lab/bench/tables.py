@@ -40,7 +40,8 @@ def streaming_table(record: MeasurementRecord) -> Group:
     on_gpu = "cuda" in record.machine
     phases = [phase for phase in ("first", "growing", "steady", "tail") if any(f"speedup_{phase}" in row for row in record.rows)]
     columns = {phase: f"{phase}_wall_ms" for phase in phases}
-    caption = "median ms; growing: fewer than W frames kept; steady: W frames kept"
+    window = record.settings["window_frames"]
+    caption = f"median ms; growing: fewer than {window} frames kept; steady: {window} frames kept; ÷: eager over graphs"
     if on_gpu:
         columns |= {f"host {phase}": f"{phase}_host_ms" for phase in phases if phase in ("first", "steady")}
         caption += "; host: until the call returns; burst: host time per steady call without waiting"
@@ -105,7 +106,9 @@ def v1_table(record: MeasurementRecord) -> Group:
     table = Table(
         title=_title(record), title_justify="left", caption_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
     )
-    table.caption = "median ms of a decode step through execute_model" + ("; host: in a burst, µs a step" if on_gpu else "")
+    table.caption = "median ms of a decode step through execute_model; ÷: eager over this; nodes: PIECEWISE / FULL" + (
+        "; host: in a burst, µs a step" if on_gpu else ""
+    )
     modes = ("eager", "piecewise", "full")
     hosts = [f"host {mode}" for mode in modes] if on_gpu else []
     for heading in ("B", *modes, "÷ piecewise", "÷ full", *hosts, "nodes"):

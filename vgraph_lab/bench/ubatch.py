@@ -201,8 +201,8 @@ def _check(sizes: UBatchSizes, num_ubatches: int, repeats: int) -> None:
         raise InputError(f"sizes and repeats: got {counts} and {repeats}; at least 1, and 2 repeats.")
     if num_ubatches < 2 or sizes.decode_requests < num_ubatches or sizes.prompts * sizes.prompt_tokens < num_ubatches:
         raise InputError(
-            f"{num_ubatches} micro-batches of {sizes.decode_requests} decoded requests or {sizes.prompts} × {sizes.prompt_tokens} tokens: "
-            "there are two or more, and each needs a token."
+            f"{num_ubatches} micro-batches of a step of {sizes.decode_requests} decoded requests or of {sizes.prompts} × "
+            f"{sizes.prompt_tokens} prompt tokens: there must be two or more micro-batches, and at least one token for each."
         )
 
 

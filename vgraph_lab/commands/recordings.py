@@ -175,6 +175,8 @@ def inspect(
     console.print(rich_table(ledger, headings, title="memory"))
     if found.capture and estimates:
         console.print(found.capture.headline, markup=False, highlight=False)
+    for note in found.capture.notes if found.capture else ():
+        console.print(note, markup=False, highlight=False)
 
 
 def _inspect_entry(found: Recording, entry: str, dot: bool, collapse: bool, as_json: bool) -> None:

@@ -204,6 +204,7 @@ class CaptureFigures:
 
     Attributes:
         headline: the report in one line.
+        notes: what the model said of its graphs, such as the form that they have and why.
         seconds: wall time.
         requested: Descriptors declared.
         captured: graphs made.
@@ -227,6 +228,7 @@ class CaptureFigures:
     pool_reserved_bytes: int
     eager_targets: Mapping[str, str]
     estimates: tuple[EstimatedGraph, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, report: CaptureReport) -> CaptureFigures:
@@ -237,6 +239,7 @@ class CaptureFigures:
         graphs = [graph for graph in dict.fromkeys([*estimated, *measured]) if lines]
         return cls(
             headline=report.headline(),
+            notes=tuple(report.notes),
             seconds=report.seconds,
             requested=report.requested,
             captured=report.captured,

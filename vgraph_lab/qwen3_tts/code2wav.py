@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from vgraph_lab.config import ModelExtensions, StageConfig
+from vgraph_lab.errors import ConfigError
 from vgraph_lab.graphs.target import Target
 from vgraph_lab.requests import ChunkRequest, ChunkResult
 
@@ -21,7 +22,7 @@ from .checkpoint import load_decoder
 from .decoder import Code2WavDecoder
 from .incremental_forms import FormReport, choose_form
 from .incremental_path import INCREMENTAL_TARGET_ID, IncrementalPath
-from .settings import EXTENSIONS, TARGET_IDS, IncrementalTargetKeys, Qwen3TTSGraphKeys, StatelessTargetKeys
+from .settings import EXTENSIONS, STREAMING_TARGET_IDS, TARGET_IDS, IncrementalTargetKeys, Qwen3TTSGraphKeys, StatelessTargetKeys
 from .stateless import STATELESS_TARGET_ID, stateless_buckets
 from .stateless_path import StatelessPath
 from .stream_path import StreamingPath
@@ -57,6 +58,7 @@ class Qwen3TTSCode2Wav(nn.Module):
         cfg.check_model(EXTENSIONS, TARGET_IDS)
         self.decoder, self.cfg = decoder, cfg
         keys = cfg.extension(Qwen3TTSGraphKeys)
+        _check_algorithm(cfg, keys)
         path: StreamingPath | IncrementalPath | StatelessPath
         if not cfg.async_chunk:
             path = _stateless(decoder, cfg, keys)
@@ -127,6 +129,21 @@ class Qwen3TTSCode2Wav(nn.Module):
     def reset(self) -> None:
         """Forget all requests, live and past: the model is as new."""
         self._path.reset()
+
+
+def _check_algorithm(cfg: StageConfig, keys: Qwen3TTSGraphKeys) -> None:
+    """Settings of a streaming Target that the other algorithm has would be without effect, and without a word."""
+    if not cfg.async_chunk:
+        return
+    given = cfg.vocoder_cudagraph.targets
+    is_incremental = keys.streaming_algorithm == "incremental"
+    for target_id in (*STREAMING_TARGET_IDS, INCREMENTAL_TARGET_ID):
+        if target_id in given and (target_id == INCREMENTAL_TARGET_ID) is not is_incremental:
+            other = "published" if is_incremental else "incremental"
+            raise ConfigError(
+                f"vocoder_cudagraph.targets.{target_id}: there is no such Target with streaming_algorithm {keys.streaming_algorithm!r}. "
+                f"Set vocoder_cudagraph.streaming_algorithm: {other}, or leave it out."
+            )
 
 
 def _streaming(decoder: Code2WavDecoder, cfg: StageConfig, keys: Qwen3TTSGraphKeys) -> StreamingPath:

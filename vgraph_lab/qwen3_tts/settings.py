@@ -14,9 +14,10 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from vgraph_lab.config import DistinctSizes, LegacyKey, ModelExtensions, Settings, declare_extensions
 
-__all__ = ["EXTENSIONS", "TARGET_IDS", "IncrementalTargetKeys", "Qwen3TTSGraphKeys", "StatelessTargetKeys"]
+__all__ = ["EXTENSIONS", "STREAMING_TARGET_IDS", "TARGET_IDS", "IncrementalTargetKeys", "Qwen3TTSGraphKeys", "StatelessTargetKeys"]
 
 TARGET_IDS = ("qwen3_tts.icl_prefix", "qwen3_tts.xvec_prefix", "qwen3_tts.suffix", "qwen3_tts.stateless", "qwen3_tts.incremental")
+STREAMING_TARGET_IDS = TARGET_IDS[:3]
 _STATELESS, _INCREMENTAL = TARGET_IDS[3:]
 _BATCH_SIZES = (1, 2, 4)
 
