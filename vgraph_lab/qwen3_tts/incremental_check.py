@@ -70,7 +70,8 @@ def _ratios(
     begins = torch.zeros(batch, dtype=torch.int64) if first == 0 else first + torch.arange(batch)
     places = torch.stack((slots, begins), dim=1).to(decoder.device)
     arenas = [StateArena(decoder, size), StateArena(decoder, size), StateArena(exact, len(seen))]
-    arenas[0].rows.normal_(std=0.3)
+    noise = torch.Generator(decoder.device).manual_seed(frames)  # the caller's random numbers stay as they are
+    arenas[0].rows.normal_(std=0.3, generator=noise)
     arenas[1].rows.copy_(arenas[0].rows)
     arenas[2].rows[: len(seen)] = arenas[0].rows[slots[seen]].double()
     places_seen = torch.stack((torch.arange(len(seen)), begins[seen]), dim=1).to(decoder.device)
