@@ -238,8 +238,8 @@ def test_other_files_are_no_records(tmp_path: Path, content: str, words: str) ->
     [
         ({"prompts": 0}, {}, "at least 1, and 2 repeats"),
         ({}, {"repeats": 1}, "and 1; at least 1, and 2 repeats"),
-        ({}, {"num_ubatches": 1}, "there are two or more, and each needs a token"),
-        ({"decode_requests": 2}, {"num_ubatches": 3}, "3 micro-batches of 2 decoded requests"),
+        ({}, {"num_ubatches": 1}, "there must be two or more micro-batches, and at least one token for each"),
+        ({"decode_requests": 2}, {"num_ubatches": 3}, "3 micro-batches of a step of 2 decoded requests"),
     ],
 )
 def test_sizes_that_are_refused(sizes: dict[str, int], arguments: dict[str, int], words: str) -> None:
