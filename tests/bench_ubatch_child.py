@@ -10,29 +10,29 @@ from pathlib import Path
 
 import torch
 
+from vgraph_lab import cli
 from vgraph_lab.bench.ranks import Watchdog
-from vgraph_lab.cli import app
 from vgraph_lab.vllm_v1 import CUDAGraphMode, GPUModelRunner
 
 
-def main(rank: int, size: int, port: int, folder: Path, options: list[str], broken: bool) -> None:
+def main(rank: int, size: int, port: int, folder: Path, options: list[str], broken: str) -> None:
     """Be one rank; ``folder`` takes rank-N.txt."""
     torch.set_num_threads(1)
     os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": f"{size}", "LOCAL_WORLD_SIZE": f"{size}"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", "COLUMNS": "120"}
     if broken and rank == 1:
-        break_full_graphs()
+        break_captures(CUDAGraphMode[broken])
     sys.argv = ["cli.py", "bench", "ubatch", *options]
     with (folder / f"rank-{rank}.txt").open("w") as told, contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
-        app(sys.argv[1:], standalone_mode=False)
+        cli.main()
 
 
-def break_full_graphs() -> None:
-    """Let captures of FULL graphs fail on this rank."""
+def break_captures(mode: CUDAGraphMode) -> None:
+    """Let the captures of runners of this mode fail on this rank."""
     capture = GPUModelRunner.capture_model
 
     def failing(runner: GPUModelRunner, *args: object) -> object:
-        if runner.config.mode is CUDAGraphMode.FULL_DECODE_ONLY:
+        if runner.config.mode is mode:
             raise RuntimeError("no room for graphs")
         return capture(runner, *args)  # type: ignore[arg-type]
 

@@ -305,6 +305,8 @@ def test_the_choice(peers: None) -> None:
     assert "incremental-compiled" not in choose(None)[0]
     with pytest.raises(InputError, match=r"no contender 'publishd-eager'\. Did you mean 'published-eager'\? There are: all, published-"):
         choose(["publishd-eager"])
+    with pytest.raises(InputError, match=r"no contender ''\. There are: all, published-eager, "):
+        choose([""])
     with pytest.raises(InputError, match="no contender ''"):
         choose([])
 
@@ -395,8 +397,25 @@ def test_the_command(tiny_folder: Path, tmp_path: Path) -> None:
     assert "not asked for: published-eager, published-graphs, " in printed.stdout
 
 
+def test_older_records_and_tf32(record: MeasurementRecord) -> None:
+    """Which arithmetic floors are of; a record that does not tell has that of its dtype."""
+    ceilings = record.settings["ceilings"]
+    assert ceilings["arithmetic"] == "float32"
+    older = {name: value for name, value in ceilings.items() if name != "arithmetic"}
+    for given, told in ((ceilings, "float32"), (older, "float32"), (ceilings | {"arithmetic": "tf32"}, "tf32")):
+        text = " ".join(shown(replace(record, settings={**record.settings, "ceilings": given})).split())
+        assert f"TFLOP/s in {told} and " in text
+        assert ("floors are those of TF32" in text) == (told == "tf32")
+
+
 def test_the_command_refuses(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for given, message in ((["--contenders", "best"], "no contender 'best'"), (["--batch-sizes", "0"], "distinct whole numbers from 1")):
+    for given, message in (
+        (["--contenders", "best"], "no contender 'best'"),
+        (["--contenders", ""], "no contender ''. There are: all, published-eager,"),
+        (["--contenders", "incremental-eager,"], "no contender ''. There are: all, published-eager,"),
+        (["--batch-sizes", "0"], "distinct whole numbers from 1"),
+        (["--batch-sizes", ""], "distinct whole numbers from 1"),
+    ):
         arguments = ["vgraph-lab", "bench", "compare", "--checkpoint", str(tiny_folder), "--device", "cpu", *given]
         monkeypatch.setattr(sys, "argv", arguments)
         with pytest.raises(SystemExit) as stop:

@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
+from vgraph_lab.bench import floors
 from vgraph_lab.bench.floors import FLOOR_COLUMNS, Ceilings, chunk_work, decoder_parts, floor_table, measure_ceilings
 from vgraph_lab.errors import InputError
 from vgraph_lab.qwen3_tts.decoder import Code2WavDecoder
 from vgraph_lab.qwen3_tts.geometry import DecoderGeometry, published_geometry
 from vgraph_lab.qwen3_tts.incremental_state import StateArena, history_size
 
-ONE = Ceilings(1e3, 1e3)  # so that milliseconds are operations and bytes
+ONE = Ceilings(1e3, 1e3, "float32")  # so that milliseconds are operations and bytes
 
 
 def counted_by_torch(geometry: DecoderGeometry, frames: int) -> int:
@@ -123,6 +124,41 @@ def test_ceilings_are_reached() -> None:
     found = measure_ceilings(torch.device("cpu"), torch.float32, runs=2)
     assert found.flop_per_s > 1e8
     assert found.bytes_per_s > 1e8
+    assert found.arithmetic == "float32"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "allowed", "capability", "arithmetic"),
+    [
+        (torch.float32, (True, False), (9, 0), "tf32"),  # torch's default
+        (torch.float32, (False, True), (9, 0), "tf32"),
+        (torch.float32, (False, False), (9, 0), "float32"),
+        (torch.float32, (True, True), (7, 5), "float32"),
+        (torch.bfloat16, (True, False), (9, 0), "bfloat16"),
+    ],
+)
+def test_the_ceiling_is_that_of_the_fastest_arithmetic_a_layer_may_use(
+    dtype: torch.dtype, allowed: tuple[bool, bool], capability: tuple[int, int], arithmetic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU: what is timed is replaced, and says in which mode it ran."""
+    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    modes: list[bool] = []
+
+    def product_s(*_: object) -> float:
+        modes.append(products.allow_tf32)
+        return 1.0
+
+    before = convolutions.allow_tf32, products.allow_tf32
+    monkeypatch.setattr(floors, "_product_s", product_s)
+    monkeypatch.setattr(floors, "_copy_s", lambda *_: 1.0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    try:
+        convolutions.allow_tf32, products.allow_tf32 = allowed
+        assert measure_ceilings(torch.device("cuda"), dtype).arithmetic == arithmetic
+        assert modes == [arithmetic == "tf32" or allowed[1]]
+        assert products.allow_tf32 is allowed[1], "as it was"
+    finally:
+        convolutions.allow_tf32, products.allow_tf32 = before
 
 
 def test_nothing_has_no_floor() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -116,9 +117,21 @@ def test_settings_say_what_was_measured(record: MeasurementRecord) -> None:
     s = record.settings
     assert (s["requests"], s["concurrency"], s["talker_frames_per_s"], s["frames"]) == (3, 2, 50.0, 30)
     assert s["capture_batch_sizes"] == [1, 2]
+    assert (s["algorithm"], s["form"]) == ("published", None)
     assert s["graph_hits"] > 0
     assert s["graph_fallbacks"] == 0
     assert s["capture"]["graphs"] == 12
+
+
+def test_the_incremental_algorithm_and_its_form(tiny_decoder: Code2WavDecoder) -> None:
+    speech = Speech(codes(tiny_decoder, 9), {}, {})
+    asked: dict[str, Any] = {"algorithm": "incremental", "form": "fast", "settings": {"weights": "tiny"}}
+    found = bench_service(tiny_decoder, speech, requests=1, concurrency=1, repeats=1, connector=CONNECTOR, **asked)
+    s = found.settings
+    assert (s["algorithm"], s["form_asked"], s["form"]) == ("incremental", "fast", "plain")
+    assert f"graphs in the plain form, not in the fast one: {s['form_reason']}" in " ".join(shown(found).split())
+    assert s["graph_fallbacks"] == 0
+    assert s["capture"]["graphs"] == 3
 
 
 def test_the_table(record: MeasurementRecord) -> None:
@@ -170,6 +183,8 @@ def test_a_recogniser_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_cannot_be_served(tiny_decoder: Code2WavDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
     speech = Speech(codes(tiny_decoder, 3), {}, {})
+    with pytest.raises(InputError, match="form 'fast' is one of incremental decoding"):
+        bench_service(tiny_decoder, speech, form="fast")
     monkeypatch.setattr(service, "runner_pair", lambda *_, **__: pytest.fail("graphs were captured first"))
     for settings, message in (
         ({"repeats": 0}, "repeats and concurrency must be at least 1, got 0 and 16"),

@@ -22,6 +22,7 @@ from vgraph_lab.qwen3_tts.decoder import Code2WavDecoder
 from vgraph_lab.runner import GPUGenerationModelRunner
 
 CONNECTOR = ConnectorConfig(codec_chunk_frames=16, initial_codec_chunk_frames=1, codec_left_context_frames=16)
+FORM = {"form_asked": "plain", "form": "plain", "form_reason": None, "form_error_ratio": None}
 PHASES = ("first", "growing", "steady", "tail")
 
 
@@ -93,6 +94,8 @@ def test_graphs_served_every_call_and_said_the_same(record: MeasurementRecord) -
 def test_settings_say_what_was_measured(record: MeasurementRecord) -> None:
     expected = {"weights": "tiny", "dtype": "float32", "frames": 35, "window_frames": 16, "codes_on_host": True}
     assert expected.items() <= record.settings.items()
+    assert dict.fromkeys(FORM).items() <= record.settings.items(), "the published design has no form"
+    assert "form" not in shown(record)
     assert record.settings["connector"]["codec_chunk_frames"] == 16
     assert "NaN" not in record.to_json()
 
@@ -155,9 +158,11 @@ def test_bursts_leave_no_request_behind(tiny_decoder: Code2WavDecoder) -> None:
 
 
 def test_what_cannot_be_measured(tiny_decoder: Code2WavDecoder) -> None:
-    for modes in (["icl", "vec"], []):
-        with pytest.raises(InputError, match="accepted are 'icl' and 'xvec'"):
+    for modes in (["icl", "vec"], [], [""], ["icl", "icl"]):
+        with pytest.raises(InputError, match="accepted are 'icl' and 'xvec', each once"):
             bench_streaming(tiny_decoder, modes=modes)
+    with pytest.raises(InputError, match=r"form 'plain' is one of incremental decoding, and the algorithm is 'published'"):
+        bench_streaming(tiny_decoder, form="plain")
     refused = RequestError("r", RequestErrorKind.INVALID_INPUT, "refused")
     with pytest.raises(RequestError, match="request 'r': refused"):
         _samples(refused)
@@ -178,7 +183,28 @@ def test_the_incremental_algorithm(tiny_decoder: Code2WavDecoder) -> None:
     (row,) = found.rows
     assert row["graph_fallbacks"] == 0
     assert found.settings["algorithm"] == "incremental"
+    assert FORM.items() <= found.settings.items()
+    assert "graphs in the plain form\n" in shown(found)
     assert found.settings["capture"]["graphs"] == 3  # 1 and 16 frames, and 1 behind a reference
     assert max(row[f"largest_difference_{phase}"] for phase in PHASES) < 1e-3
     with pytest.raises(ConfigError, match="Input should be 'published' or 'incremental'"):
         bench_streaming(tiny_decoder, batch_sizes=(1,), connector=CONNECTOR, algorithm="exact")
+    with pytest.raises(ConfigError, match="Input should be 'plain', 'fast' or 'compiled'"):
+        bench_streaming(tiny_decoder, batch_sizes=(1,), connector=CONNECTOR, algorithm="incremental", form="slow")
+
+
+@pytest.mark.parametrize("form", ["fast", "compiled"])
+def test_a_form_that_cannot_run_here_is_named_with_the_one_that_does(
+    tiny_decoder: Code2WavDecoder, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: dict[str, Any] = {"algorithm": "incremental", "form": form, "settings": {"weights": "tiny"}}
+    found = bench_streaming(tiny_decoder, batch_sizes=(1,), frames=17, connector=CONNECTOR, modes=("xvec",), repeats=1, **asked)
+    s = found.settings
+    assert (s["form_asked"], s["form"], s["form_error_ratio"]) == (form, "plain", None)
+    assert "Use a CUDA device" in s["form_reason"] or "needs a CUDA device" in s["form_reason"]
+    assert f"graphs in the plain form, not in the {form} one: {s['form_reason']}" in " ".join(shown(found).split())
+
+
+def test_a_form_in_use_is_named_without_a_reason(record: MeasurementRecord) -> None:
+    named = {"form_asked": "fast", "form": "fast", "form_reason": None, "form_error_ratio": 1.25}
+    assert "graphs in the fast form\n" in shown(replace(record, settings={**record.settings, **named}))

@@ -8,6 +8,7 @@ import multiprocessing
 import socket
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import bench_ubatch_child
@@ -15,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from rich.console import Console
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from typer.testing import CliRunner
 
 from vgraph_lab.bench import ranks as ranks_module
@@ -32,10 +34,11 @@ from vgraph_lab.bench.ubatch import (
 )
 from vgraph_lab.bench.ubatch_measure import is_host_bound
 from vgraph_lab.bench.ubatch_table import ubatch_table
-from vgraph_lab.cli import app
+from vgraph_lab.cli import app, main
+from vgraph_lab.commands import bench_shared
 from vgraph_lab.errors import ConfigError, InputError, RankLostError
 from vgraph_lab.inspect.v1_tables import ubatch_trace_table
-from vgraph_lab.vllm_v1 import overlap_s
+from vgraph_lab.vllm_v1 import WorkloadConfig, overlap_s
 
 SMALL = ["--device", "cpu", "--hidden", "16", "--prompts", "2", "--prompt-tokens", "6", "--decode-requests", "3", "--repeats", "2"]
 
@@ -48,8 +51,8 @@ def spawn(target: Any, *args: Any) -> Any:
     return process
 
 
-def run(folder: Path, *options: str, size: int = 2, broken: bool = False) -> tuple[list[int | None], list[str]]:
-    """Exit codes, and what each rank printed."""
+def run(folder: Path, *options: str, size: int = 2, broken: str = "", as_torchrun: bool = False) -> tuple[list[int | None], list[str]]:
+    """Exit codes, and what each rank printed. As torchrun does, the others may be ended when rank 0 has failed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -57,6 +60,8 @@ def run(folder: Path, *options: str, size: int = 2, broken: bool = False) -> tup
     try:
         for process in processes:
             process.join(timeout=60)
+            if as_torchrun and process.exitcode:
+                break
     finally:
         for process in processes:
             process.kill()
@@ -135,7 +140,7 @@ def test_full_graphs_hold_micro_batches_where_nothing_travels(tmp_path: Path) ->
 
 def test_a_variant_that_one_rank_cannot_make_is_left_out_by_all(tmp_path: Path) -> None:
     output = tmp_path / "ubatch.json"
-    codes, (first, second) = run(tmp_path, *SMALL, "--experts", "0", "--output", str(output), broken=True)
+    codes, (first, second) = run(tmp_path, *SMALL, "--experts", "0", "--output", str(output), broken="FULL_DECODE_ONLY")
     assert codes == [0, 0], first + second
     record = json.loads(output.read_text())
     why = "rank 1: RuntimeError: no room for graphs"
@@ -145,13 +150,12 @@ def test_a_variant_that_one_rank_cannot_make_is_left_out_by_all(tmp_path: Path) 
     assert "rank 1 has no decode full: RuntimeError: no room for graphs" in second
 
 
-def test_sizes_that_cannot_run_end_all_ranks_with_the_reason(tmp_path: Path) -> None:
+def test_a_rank_that_cannot_run_at_all_ends_all_with_the_reason(tmp_path: Path) -> None:
     output = tmp_path / "ubatch.json"
-    codes, told = run(tmp_path, *SMALL, "--experts", "3", "--output", str(output))
-    assert codes == [1, 1]
+    codes, (_, second) = run(tmp_path, *SMALL, "--output", str(output), broken="NONE")
+    assert codes == [2, 2]
     assert not output.exists()
-    for each in told:
-        assert "has no prefill eager: ConfigError: num_experts: 3 cannot be divided among 2 ranks" in each
+    assert "rank 1 has no prefill eager: RuntimeError: no room for graphs" in second
 
 
 # ------------------------------------------------------------------------------------------------- without processes
@@ -172,6 +176,78 @@ def test_a_record_that_is_there_is_found_before_the_work(tmp_path: Path) -> None
     assert isinstance(result.exception, InputError)
     assert "is there already" in str(result.exception)
     assert there.read_text() == "{}"
+
+
+BAD_ARGUMENTS = [
+    (["--device", "tpu"], "--device tpu: each rank takes a GPU of its own. Accepted: auto, cpu, cuda."),
+    (["--ubatches", "1"], "Invalid value for '--ubatches': Input should be greater than or equal to 2"),
+    (["--devise", "cpu"], "No such option: --devise"),
+]
+
+
+class Rank:
+    """A process that torchrun has started: it notes how long it waits, and for what torchrun's report is."""
+
+    def __init__(self, number: int, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.report, self.waited = folder / "error.json", list[float]()
+        for name, value in {"WORLD_SIZE": "2", "RANK": f"{number}", "LOCAL_RANK": f"{number}", "LOCAL_WORLD_SIZE": "2"}.items():
+            patch.setenv(name, value)
+        patch.setenv("TORCHELASTIC_ERROR_FILE", str(self.report))
+        patch.setattr(bench_shared.time, "sleep", self.waited.append)
+        self._patch = patch
+
+    def run(self, *options: str) -> object:
+        """The exit code."""
+        self._patch.setattr("sys.argv", ["vgraph-lab", "bench", "ubatch", *options])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return stop.value.code
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_ARGUMENTS)
+def test_rank_0_tells_at_once_what_is_wrong_with_arguments(
+    options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rank = Rank(0, tmp_path, monkeypatch)
+    assert rank.run(*options) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert rank.waited == []
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=str(rank.report))
+    assert message in ChildFailedError("bench", {0: failure}).format_msg(), "torchrun's report repeats it"
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_ARGUMENTS)
+def test_another_rank_waits_for_its_end_and_speaks_only_if_rank_0_has_found_nothing(
+    options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class EndedError(BaseException):
+        """By torchrun's signal."""
+
+    def end(_: float) -> None:
+        raise EndedError
+
+    rank = Rank(1, tmp_path, monkeypatch)
+    assert rank.run(*options) == 2
+    assert len(rank.waited) == 1
+    assert message in " ".join(capsys.readouterr().err.split())
+    monkeypatch.setattr(bench_shared.time, "sleep", end)
+    with pytest.raises(EndedError):
+        main()
+    told = capsys.readouterr()
+    assert told.out + told.err == ""
+    assert not rank.report.exists()
+
+
+def test_help_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(1, tmp_path, monkeypatch)
+    assert rank.run("--help") == 0
+    assert rank.waited == []
+
+
+def test_two_ranks_tell_once_of_experts_that_they_cannot_divide(tmp_path: Path) -> None:
+    codes, told = run(tmp_path, *SMALL, "--experts", "3", as_torchrun=True)
+    assert codes[0] == 2
+    assert told == ["error: 3 experts cannot be divided among 2 ranks. Use a multiple of the ranks.\n", ""]
 
 
 def test_devices_that_are_not_for_all_ranks_fail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,12 +316,13 @@ def test_other_files_are_no_records(tmp_path: Path, content: str, words: str) ->
         ({}, {"repeats": 1}, "and 1; at least 1, and 2 repeats"),
         ({}, {"num_ubatches": 1}, "there must be two or more micro-batches, and at least one token for each"),
         ({"decode_requests": 2}, {"num_ubatches": 3}, "3 micro-batches of a step of 2 decoded requests"),
+        ({"model": WorkloadConfig(num_experts=3)}, {}, "3 experts cannot be divided among 2 ranks"),
     ],
 )
-def test_sizes_that_are_refused(sizes: dict[str, int], arguments: dict[str, int], words: str) -> None:
-    nobody: Any = None
+def test_sizes_that_are_refused(sizes: dict[str, Any], arguments: dict[str, int], words: str) -> None:
+    two: Any = SimpleNamespace(size=2)
     with pytest.raises(InputError, match=words):
-        bench_ubatch(nobody, replace(UBatchSizes.cpu(), **sizes), **arguments)
+        bench_ubatch(two, replace(UBatchSizes.cpu(), **sizes), **arguments)
 
 
 def test_settings_of_one_host_leave_those_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:

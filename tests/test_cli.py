@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from vgraph_lab.bench.own_contenders import OWN
 from vgraph_lab.cli import app, main
 from vgraph_lab.errors import InputError
 from vgraph_lab.inspect import Recording, entries_table
@@ -79,7 +80,7 @@ def test_record_that_cannot_be_written_is_found_out_first(
 SMALL = ["--chunk-frames", "16", "--context-frames", "16", "--repeats", "1"]
 TINY_BENCHES = {
     "streaming": ["--frames", "18", "--batch-sizes", "1", "--modes", "xvec", *SMALL],
-    "service": ["--requests", "1", "--concurrency", "1", "--kind", "xvec", *SMALL],
+    "service": ["--requests", "1", "--concurrency", "1", "--kind", "xvec", "--algorithm", "incremental", "--form", "plain", *SMALL],
 }
 
 
@@ -106,6 +107,9 @@ def test_streaming_benches_print_and_write_a_record(tiny_folder: Path, tmp_path:
     ("arguments", "message"),
     [
         (["streaming", "--modes", "icl,vec"], "accepted are 'icl' and 'xvec'"),
+        (["streaming", "--modes", ""], "modes are ['']; accepted are 'icl' and 'xvec'"),
+        (["streaming", "--form", "fast"], "form 'fast' is one of incremental decoding"),
+        (["service", "--form", "plain"], "form 'plain' is one of incremental decoding"),
         (["service", "--talker-frames-per-s", "0"], "talker_frames_per_s must be above 0"),
         (["service", "--checkpoint", "nowhere"], "nowhere"),
     ],
@@ -119,6 +123,27 @@ def test_benches_refuse_what_cannot_be_measured(
         main()
     assert stop.value.code == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+BENCHES = ["stateless", "streaming", "service", "compare", "v1", "ubatch", "planner"]
+
+
+def test_benches_are_all_there() -> None:
+    (group,) = [group for group in app.registered_groups if group.name == "bench"]
+    assert group.typer_instance is not None
+    assert [command.callback.__name__ for command in group.typer_instance.registered_commands if command.callback] == BENCHES
+
+
+@pytest.mark.parametrize("bench", BENCHES)
+def test_help_of_benches_cuts_nothing_at_eighty_columns(bench: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    result = runner.invoke(app, ["bench", bench, "--help"], color=False)
+    assert result.exit_code == 0
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert "…" not in result.stdout
+    if bench == "compare":
+        words = set(result.stdout.replace(",", " ").replace(";", " ").replace(".", " ").split())
+        assert {*OWN, "qwen-tts"} <= words
 
 
 @pytest.mark.parametrize("option", ["--frames", "--repeats"])
@@ -311,7 +336,7 @@ def test_the_planner_s_bench_prints_a_table_and_writes_a_record(tmp_path: Path) 
     assert runner.invoke(app, ["bench", "planner", "--calls", "0"]).exit_code == 2
 
 
-@pytest.mark.parametrize("sizes", [",", "0", "1,1", "one", "1;2"])
+@pytest.mark.parametrize("sizes", ["", ",", "0", "1,1", "one", "1;2"])
 def test_bench_refuses_sizes_that_are_none(tiny_folder: Path, sizes: str) -> None:
     result = runner.invoke(app, ["bench", "stateless", "--checkpoint", str(tiny_folder), "--device", "cpu", "--frames", sizes])
     assert result.exit_code == 2

@@ -199,6 +199,7 @@ def test_more_adapters_than_configured_fails() -> None:
     [
         ({"capture_sizes": [4, 0]}, "0 cannot be captured"),
         ({"capture_sizes": [4, -8, 2.5]}, "-8, 2.5 cannot be captured"),
+        ({"capture_sizes": 5}, r"must be several token counts, such as \[1, 2, 4\], got 5"),
         ({"capture_sizes": [8, 4, 8]}, r"repeats 8. Name each size once: \[4, 8\]"),
         ({"max_num_batched_tokens": 32}, "no batch reaches 64, max_num_batched_tokens is 32"),
         ({"capture_sizes": []}, "FULL_AND_PIECEWISE needs at least one"),

@@ -104,7 +104,11 @@ def _ms(value: float | None) -> str:
 
 def _floors(s: dict[str, Any]) -> list[Text]:
     ceilings = s["ceilings"]
-    lines = [f"this device reached {ceilings['flop_per_s'] / 1e12:,.2f} TFLOP/s and {ceilings['bytes_per_s'] / 1e9:,.0f} GB/s"]
+    arithmetic = ceilings.get("arithmetic", s["dtype"])  # older records have products of the dtype only
+    reached = f"{ceilings['flop_per_s'] / 1e12:,.2f} TFLOP/s in {arithmetic} and {ceilings['bytes_per_s'] / 1e9:,.0f} GB/s"
+    lines = [f"this device reached {reached}"]
+    if arithmetic == "tf32":
+        lines.append("convolutions or matrix products may round factors to TF32 here (allow_tf32), so floors are those of TF32")
     for size, parts in s["floors"].items():
         total, moved = parts[-1], sum(parts[-1][f"{kind}_mb"] for kind in ("weight", "activation", "state"))
         lines.append(

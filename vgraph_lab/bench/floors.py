@@ -5,11 +5,15 @@ is one kernel: every weight read once, every layer's result written once and rea
 it written. Arithmetic between layers, biases and norms count nothing. So it is the floor of layer-by-layer execution: where two
 layers are one kernel, or a result stays in the cache until it is read, a device may come below the bytes floor, never below the
 arithmetic one.
+
+In float32, torch by default lets cuDNN round the factors of convolutions to TF32, and leaves matrix products as they are. A floor is
+the least, so if anything may be rounded, the arithmetic ceiling is that of TF32; what multiplies in full stays the further above it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,12 +69,14 @@ class Ceilings:
     """What a device reached in this process.
 
     Attributes:
-        flop_per_s: of a large matrix product in the decoder's dtype.
+        flop_per_s: of a large matrix product.
         bytes_per_s: of a large copy on the device, reads and writes counted.
+        arithmetic: of that product: the decoder's dtype, or ``tf32`` for float32 that a layer may round so.
     """
 
     flop_per_s: float
     bytes_per_s: float
+    arithmetic: str
 
 
 # ------------------------------------------------------------------------------------------------------- what is counted
@@ -198,7 +204,28 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype, *, runs: int = 20
         runs: timed runs of each, after one that is not.
     """
     size, copied = (8192, 2**30) if device.type == "cuda" else (1024, 2**27)
-    return Ceilings(2 * size**3 / _product_s(device, dtype, size, runs), 2 * copied / _copy_s(device, copied, runs))
+    arithmetic = _arithmetic(device, dtype)
+    with _products_in_tf32() if arithmetic == "tf32" else nullcontext():
+        product_s = _product_s(device, dtype, size, runs)
+    return Ceilings(2 * size**3 / product_s, 2 * copied / _copy_s(device, copied, runs), arithmetic)
+
+
+def _arithmetic(device: torch.device, dtype: torch.dtype) -> str:
+    """The fastest arithmetic that a layer may use: TF32 is for float32 on CUDA from compute capability 8, where it is allowed."""
+    if device.type == "cuda" and dtype is torch.float32 and torch.cuda.get_device_capability(device) >= (8, 0):
+        is_allowed = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
+        return "tf32" if is_allowed else "float32"
+    return str(dtype).removeprefix("torch.")
+
+
+@contextmanager
+def _products_in_tf32() -> Iterator[None]:
+    products = torch.backends.cuda.matmul
+    before, products.allow_tf32 = products.allow_tf32, True
+    try:
+        yield
+    finally:
+        products.allow_tf32 = before
 
 
 def _product_s(device: torch.device, dtype: torch.dtype, size: int, runs: int) -> float:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from vgraph_lab.qwen3_tts.incremental_path import IncrementalPath
 
-__all__ = ["FormInUse", "form_in_use", "state_for_comparison"]
+__all__ = ["FormInUse", "form_facts", "form_in_use", "state_for_comparison"]
 
 
 class FormInUse(NamedTuple):
@@ -29,6 +29,23 @@ def form_in_use(path: IncrementalPath) -> FormInUse:
     """What a path decodes with."""
     report = path.form_report
     return FormInUse(report.form, report.reason, report.error_ratio)
+
+
+def form_facts(path: IncrementalPath | None) -> dict[str, Any]:
+    """What a record says of the form: which one was asked for, which one decodes, and why that is another one.
+
+    Args:
+        path: as it is once its graphs are captured. None where nothing is decoded incrementally: then there is no form.
+    """
+    if path is None:
+        return dict.fromkeys(("form_asked", "form", "form_reason", "form_error_ratio"))
+    in_use = form_in_use(path)
+    return {
+        "form_asked": path.form_report.asked,
+        "form": in_use.form,
+        "form_reason": in_use.reason,
+        "form_error_ratio": in_use.error_ratio,
+    }
 
 
 def state_for_comparison(path: IncrementalPath, request_id: str) -> Tensor:

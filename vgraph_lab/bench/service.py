@@ -101,6 +101,8 @@ def bench_service(
     connector: ConnectorConfig | None = None,
     repeats: int = 5,
     seed: int = 0,
+    algorithm: str = "published",
+    form: str | None = None,
     recogniser: Recogniser | str = "not asked for",
     settings: dict[str, Any] | None = None,
     progress: Progress = lambda _: None,
@@ -117,6 +119,9 @@ def bench_service(
         connector: how chunks are delivered; by default 1 frame first, then 25, and at most 72 of reference.
         repeats: how often each side serves them.
         seed: of the choice of utterances and references.
+        algorithm: ``published`` or ``incremental``, as the setting ``streaming_algorithm``.
+        form: ``plain``, ``fast`` or ``compiled``: of the graphs' step with the incremental algorithm; None for the default. One that
+            cannot run here is replaced by the plain one, which the record then names, and why.
         recogniser: counts the word errors of each side's first run; a string says why that is not done.
         settings: what else describes the decoder (checkpoint or geometry), for the record.
         progress: told what is being done.
@@ -126,7 +131,8 @@ def bench_service(
         extremes of the runs, and for a figure that is missing, ``absent_because``.
 
     Raises:
-        InputError: repeats, requests or concurrency below 1, or a pace that is none.
+        ConfigError: an algorithm or a form that does not exist.
+        InputError: repeats, requests or concurrency below 1, a pace that is none, or a form with the published algorithm.
     """
     if repeats < 1 or concurrency < 1:
         raise InputError(f"repeats and concurrency must be at least 1, got {repeats} and {concurrency}.")
@@ -137,7 +143,9 @@ def bench_service(
     traffic = draw_requests(requests, kind=kind, codes=speech.codes, speakers=speech.speakers, seed=seed)
     kept: dict[str, ServiceResult] = {}
     summaries: dict[str, list[ServiceSummary]] = {"eager": [], "graphs": []}
-    with runner_pair(decoder, connector, batch_sizes=batch_sizes, max_num_seqs=concurrency, progress=progress) as pair:
+    with runner_pair(
+        decoder, connector, batch_sizes=batch_sizes, max_num_seqs=concurrency, progress=progress, algorithm=algorithm, form=form
+    ) as pair:
 
         def serve(variant: str, run: str, played: tuple[ServiceRequest, ...], *, keep_audio: bool = False) -> ServiceResult:
             return simulate_service(
@@ -163,13 +171,15 @@ def bench_service(
                 kept.setdefault(variant, result)
                 summaries[variant].append(result.summary())
         after = pair.runners["graphs"].stats()
-        capture = pair.capture_figures()
+        capture, form_found = pair.capture_figures(), pair.form
     rows = [_row(metric, {name: [figure(s) for s in runs] for name, runs in summaries.items()}) for metric, figure in _FIGURES.items()]
     progress("counting word errors")
     rows.append(_word_error_row(kept, speech, recogniser, decoder.sample_rate))
     described = {
         **(settings or {}),
         "dtype": str(decoder.dtype).removeprefix("torch."),
+        "algorithm": algorithm,
+        **form_found,
         "requests": requests,
         "concurrency": concurrency,
         "talker_frames_per_s": talker_frames_per_s,

@@ -55,6 +55,7 @@ def bench_streaming(
     seconds: float = 20.0,
     codes_on_host: bool = True,
     algorithm: str = "published",
+    form: str | None = None,
     settings: dict[str, Any] | None = None,
     progress: Progress = lambda _: None,
 ) -> MeasurementRecord:
@@ -70,32 +71,35 @@ def bench_streaming(
         seconds: once a case has been played this long, it is not played again (but it is twice).
         codes_on_host: hand codes over from the host, as a connector does; False has them on the device already.
         algorithm: ``published`` or ``incremental``, as the setting ``streaming_algorithm``.
+        form: ``plain``, ``fast`` or ``compiled``: of the graphs' step with the incremental algorithm; None for the default. One that
+            cannot run here is replaced by the plain one, which the record then names, and why.
         settings: what else describes the decoder (checkpoint or geometry), for the record.
         progress: told what is being measured.
 
     Raises:
-        ConfigError: an algorithm that does not exist.
-        InputError: a mode that does not exist.
+        ConfigError: an algorithm or a form that does not exist.
+        InputError: a mode that does not exist or comes twice, or a form with the published algorithm.
         RequestError: a runner refused a request.
     """
     unknown = [mode for mode in modes if mode not in ("icl", "xvec")]
-    if unknown or not modes:
-        raise InputError(f"modes are {list(modes)}; accepted are 'icl' and 'xvec'.")
+    if unknown or not modes or len(set(modes)) < len(modes):
+        raise InputError(f"modes are {list(modes)}; accepted are 'icl' and 'xvec', each once.")
     connector = connector or ConnectorConfig()
     rows: list[dict[str, Any]] = []
     with runner_pair(
-        decoder, connector, batch_sizes=batch_sizes, max_num_seqs=max(batch_sizes), progress=progress, algorithm=algorithm
+        decoder, connector, batch_sizes=batch_sizes, max_num_seqs=max(batch_sizes), progress=progress, algorithm=algorithm, form=form
     ) as pair:
         for mode in modes:
             for batch_size in sorted(batch_sizes):
                 progress(f"measuring {mode}, {batch_size} at a time")
                 case = _Case(decoder, connector, mode, batch_size, frames, codes_on_host)
                 rows.append(_measure(case, pair, repeats, seconds))
-        capture = pair.capture_figures()
+        capture, form_found = pair.capture_figures(), pair.form
     described = {
         **(settings or {}),
         "dtype": str(decoder.dtype).removeprefix("torch."),
         "algorithm": algorithm,
+        **form_found,
         "frames": frames,
         "connector": connector.model_dump(),
         "window_frames": decoder.geometry.sliding_window,

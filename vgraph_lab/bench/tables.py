@@ -63,6 +63,7 @@ def streaming_table(record: MeasurementRecord) -> Group:
         f"{_captures('through the Manager', capture)}, {capture['static_buffer_bytes'] / MIB:,.1f} MiB of static buffers",
         f"{state:,.1f} MiB of request state; largest difference from eager {difference:.2g}",
         _coverage(hits, fallbacks),
+        *_form(record.settings),
     )
 
 
@@ -82,7 +83,7 @@ def service_table(record: MeasurementRecord) -> Group:
         if row["absent_because"]:
             absent.append(escape(f"no {row['metric'].replace('_', ' ')}: {row['absent_because']}"))
     coverage = _coverage(s["graph_hits"], s["graph_fallbacks"])
-    return Group(table, _captures("through the Manager", s["capture"]), coverage, *absent)
+    return Group(table, _captures("through the Manager", s["capture"]), coverage, *_form(s), *absent)
 
 
 def planner_table(record: MeasurementRecord) -> Group:
@@ -137,6 +138,16 @@ def _figure(value: float | None, form: str) -> str:
 
 def _coverage(hits: int, fallbacks: int) -> str:
     return f"{hits} Target calls replayed a graph, {fallbacks} ran eager"
+
+
+def _form(s: dict[str, Any]) -> list[str]:
+    """A line on the form of incremental decoding. Records of the published design have none, and older ones do not tell."""
+    form, asked = s.get("form"), s.get("form_asked")
+    if form is None:
+        return []
+    return [
+        escape(f"graphs in the {form} form" if form == asked else f"graphs in the {form} form, not in the {asked} one: {s['form_reason']}")
+    ]
 
 
 def _captures(words: str, figures: dict[str, Any]) -> str:

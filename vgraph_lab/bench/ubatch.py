@@ -34,6 +34,7 @@ __all__ = [
     "RECORD_COLUMNS",
     "UBatchSizes",
     "bench_ubatch",
+    "check_sizes",
     "record_table",
     "recorded_spans",
     "recorded_ubatch",
@@ -70,7 +71,7 @@ def bench_ubatch(
     Raises:
         InputError: sizes or repeats that are none, or batches that cannot be cut.
     """
-    _check(sizes, num_ubatches, repeats)
+    check_sizes(sizes, num_ubatches=num_ubatches, repeats=repeats, num_ranks=ranks.size)
     is_cuda, backend = ranks.device.type == "cuda", str(dist.get_backend(ranks.experts))
     has_share = bool(comm_sms) and ranks.experts_with_share is not None
     bench = UBatchBench(ranks, sizes, dtype, comm_sms=comm_sms, repeats=repeats, progress=progress)
@@ -195,7 +196,18 @@ def record_table(record: MeasurementRecord) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(RECORD_COLUMNS)).astype({**words, **numbers})
 
 
-def _check(sizes: UBatchSizes, num_ubatches: int, repeats: int) -> None:
+def check_sizes(sizes: UBatchSizes, *, num_ubatches: int, repeats: int, num_ranks: int = 1) -> None:
+    """Refuse what no rank could run, before any of them begins.
+
+    Args:
+        sizes: of the model and its batches.
+        num_ubatches: into how many parts batches are cut.
+        repeats: timed steps of each variant.
+        num_ranks: among which experts are divided.
+
+    Raises:
+        InputError: sizes or repeats that are none, batches that cannot be cut, or experts that ranks cannot have equal parts of.
+    """
     counts = _counts(sizes)
     if min(counts.values()) < 1 or repeats < 2:
         raise InputError(f"sizes and repeats: got {counts} and {repeats}; at least 1, and 2 repeats.")
@@ -204,6 +216,8 @@ def _check(sizes: UBatchSizes, num_ubatches: int, repeats: int) -> None:
             f"{num_ubatches} micro-batches of a step of {sizes.decode_requests} decoded requests or of {sizes.prompts} × "
             f"{sizes.prompt_tokens} prompt tokens: there must be two or more micro-batches, and at least one token for each."
         )
+    if sizes.model.num_experts % num_ranks:
+        raise InputError(f"{sizes.model.num_experts} experts cannot be divided among {num_ranks} ranks. Use a multiple of the ranks.")
 
 
 def _counts(sizes: UBatchSizes) -> dict[str, int]:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from vgraph_lab.errors import InputError
-from vgraph_lab.graphs import GraphEntry
 from vgraph_lab.vllm_v1 import GPUModelRunner, RunnerConfig, ScheduledRequest, WorkloadConfig, WorkloadModel
 
 from .record import MeasurementRecord, describe_machine
@@ -129,5 +128,5 @@ def _measured(runners: Mapping[str, GPUModelRunner], rows: int, prompt_tokens: i
 
 def _nodes(runner: GPUModelRunner, rows: int) -> dict[str, int]:
     """Node counts of the graph that served a decode step of so many requests."""
-    entries: list[GraphEntry] = [entry for entry in runner.graphs.entries() if entry.descriptor.num_tokens == rows]  # type: ignore[attr-defined]
+    entries = [entry for entry in runner.graphs.entries() if entry.descriptor.frames == rows]  # on this path, frames count tokens
     return dict(entries[0].cost.node_counts) if entries else {}

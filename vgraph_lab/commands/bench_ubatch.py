@@ -5,22 +5,21 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from .shared import AsJson, Dtype, console, status
+from .bench_shared import BenchDtype, BenchOutput, Overwrite, bench_dtype, deliver, told_once
+from .shared import AsJson, status
 
 __all__ = ["ubatch"]
 
 
 def ubatch(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda; each rank takes the GPU of its number.")] = "auto",
-    dtype: Annotated[
-        Dtype | None, typer.Option(help="Dtype of weights and activations; by default bfloat16 on GPUs and float32 on a CPU.")
-    ] = None,
+    dtype: BenchDtype = None,
     ubatches: Annotated[int, typer.Option(min=2, help="Into how many micro-batches a batch is cut.")] = 2,
     comm_sms: Annotated[
         int, typer.Option(min=0, help="One more variant, with this many SMs kept for communication; 0: none. CUDA only.")
@@ -35,25 +34,30 @@ def ubatch(
         int | None, typer.Option(min=1, help="Requests decoded together, on each rank; by default 128 (on a CPU: 4).")
     ] = None,
     repeats: Annotated[int | None, typer.Option(min=2, help="Timed steps of each variant; by default 20 (on a CPU: 10).")] = None,
-    output: Annotated[Path | None, typer.Option(help="Write the record here, e.g. into data/measurements/.")] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace a record that is there.")] = False,
+    output: BenchOutput = None,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Experts on several ranks, whole and in micro-batches. Start it with torchrun --nproc-per-node 2 -m vgraph_lab.cli bench ubatch."""
     from vgraph_lab.bench.ranks import joined_ranks
     from vgraph_lab.bench.record import MeasurementRecord, check_writable
-    from vgraph_lab.bench.ubatch import UBatchSizes, bench_ubatch
+    from vgraph_lab.bench.ubatch import UBatchSizes, bench_ubatch, check_sizes
     from vgraph_lab.bench.ubatch_table import ubatch_table
 
-    if output and os.environ.get("RANK", "0") == "0":  # the one that writes it
-        check_writable(output, overwrite=overwrite)
-    with joined_ranks(device, comm_sms=comm_sms, again=f"-m vgraph_lab.cli {shlex.join(sys.argv[1:])}") as ranks:
-        is_cpu, is_first = ranks.device.type == "cpu", ranks.rank == 0
-        sizes = UBatchSizes.cpu() if is_cpu else UBatchSizes.gpu()
-        changes: dict[str, Any] = {"hidden_size": hidden, "num_layers": layers, "num_experts": experts, "intermediate_size": intermediate}
-        model = sizes.model.model_copy(update={name: value for name, value in changes.items() if value is not None})
-        counts = {"prompts": prompts, "prompt_tokens": prompt_tokens, "decode_requests": decode_requests}
-        sizes = replace(sizes, model=model, **{name: value for name, value in counts.items() if value is not None})
+    with ExitStack() as stack:
+        with told_once():
+            if output and os.environ.get("RANK", "0") == "0":  # the one that writes it
+                check_writable(output, overwrite=overwrite)
+            again = f"-m vgraph_lab.cli {shlex.join(sys.argv[1:])}"
+            ranks = stack.enter_context(joined_ranks(device, comm_sms=comm_sms, again=again))
+            is_cpu, is_first = ranks.device.type == "cpu", ranks.rank == 0
+            repeats = repeats or (10 if is_cpu else 20)
+            sizes = UBatchSizes.cpu() if is_cpu else UBatchSizes.gpu()
+            changes = {"hidden_size": hidden, "num_layers": layers, "num_experts": experts, "intermediate_size": intermediate}
+            model = sizes.model.model_copy(update={name: value for name, value in changes.items() if value is not None})
+            counts = {"prompts": prompts, "prompt_tokens": prompt_tokens, "decode_requests": decode_requests}
+            sizes = replace(sizes, model=model, **{name: value for name, value in counts.items() if value is not None})
+            check_sizes(sizes, num_ubatches=ubatches, repeats=repeats, num_ranks=ranks.size)
 
         def keep(record: MeasurementRecord) -> None:
             if is_first and output:
@@ -63,14 +67,12 @@ def ubatch(
             record = bench_ubatch(
                 ranks,
                 sizes,
-                dtype=(dtype or (Dtype.float32 if is_cpu else Dtype.bfloat16)).torch,
+                dtype=bench_dtype(dtype, ranks.device),
                 num_ubatches=ubatches,
                 comm_sms=0 if is_cpu else comm_sms,
-                repeats=repeats or (10 if is_cpu else 20),
+                repeats=repeats,
                 progress=progress if is_first else lambda _: None,
                 keep=keep,
             )
-        if is_first and as_json:
-            print(record.to_json())
-        elif is_first:
-            console.print(ubatch_table(record))
+        if is_first:
+            deliver(record, ubatch_table, None, overwrite, as_json)

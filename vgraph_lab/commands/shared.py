@@ -20,7 +20,7 @@ from rich.table import Table
 
 from vgraph_lab.graphs.table import cell_text
 
-__all__ = ["AsJson", "Device", "Dtype", "Kind", "as_json_text", "console", "numbers", "records", "rich_table", "status"]
+__all__ = ["AsJson", "Device", "Dtype", "Kind", "as_json_text", "console", "names", "numbers", "records", "rich_table", "status"]
 
 console = Console()
 
@@ -63,14 +63,25 @@ def status() -> Iterator[Callable[[str], None]]:
         yield progress
 
 
-def numbers(text: str, option: str) -> list[int]:
+def names(text: str) -> list[str]:
+    """Names as an option has them: separated by commas. An empty one stays, for whoever knows what is accepted to refuse it."""
+    return [name.strip() for name in text.split(",")]
+
+
+def numbers(text: str | None, option: str, *, default: str) -> list[int]:
     """Distinct whole numbers from 1, as an option has them: separated by commas.
+
+    Args:
+        text: what was given; None if nothing was.
+        option: its name, for the error.
+        default: takes the place of None, and of nothing else.
 
     Raises:
         typer.BadParameter: they are something else.
     """
+    text = default if text is None else text
     try:
-        found = [int(part) for part in text.split(",")]
+        found = [int(part) for part in names(text)]
     except ValueError:
         found = []
     if not found or min(found) < 1 or len(set(found)) != len(found):

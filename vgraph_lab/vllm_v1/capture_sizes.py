@@ -55,8 +55,11 @@ def checked_capture_sizes(sizes: Iterable[int], *, max_num_batched_tokens: int |
         max_num_batched_tokens: tokens that one batch may have, or None for no limit.
 
     Raises:
-        ConfigError: a size is no whole number from 1, comes twice, or can never be reached.
+        ConfigError: these are no sizes; or one is no whole number from 1, comes twice, or can never be reached.
     """
+    several: object = sizes  # whatever it is annotated with
+    if not isinstance(several, Iterable):
+        raise ConfigError(f"cudagraph_capture_sizes: must be several token counts, such as [1, 2, 4], got {several!r}.")
     given = list(sizes)
     wrong = [size for size in given if not isinstance(size, int) or isinstance(size, bool) or size < 1]
     if wrong:

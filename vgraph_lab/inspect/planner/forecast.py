@@ -114,9 +114,11 @@ class Forecaster:
         for is_known, names in ((knows_memory, ("charge_bytes", "capture_s")), (knows_times, ("saved_s", "saved_share"))):
             figures |= {} if is_known else dict.fromkeys(names)
         modelled = {Shape(*row) for row in costs.loc[costs["source"] == "modelled", _SHAPE].itertuples(index=False, name=None)}
-        memory = "unknown" if not knows_memory else "measured" if modelled.isdisjoint(choice.graphs) else "modelled"
-        times = "unknown" if not knows_times else "measured" if modelled.isdisjoint((*choice.graphs, *self._wanted)) else "modelled"
-        return Forecast(choice, figures, coverage_table(StatsSnapshot(self._counts(demand, choice))), memory, times, why)  # type: ignore[arg-type]
+        memory: FigureSource = "unknown" if not knows_memory else "measured" if modelled.isdisjoint(choice.graphs) else "modelled"
+        times: FigureSource = (
+            "unknown" if not knows_times else "measured" if modelled.isdisjoint((*choice.graphs, *self._wanted)) else "modelled"
+        )
+        return Forecast(choice, figures, coverage_table(StatsSnapshot(self._counts(demand, choice))), memory, times, why)
 
     def _completed(self, choice: Choice) -> tuple[pd.DataFrame, bool, bool, str]:
         """Costs of every shape that matters, zero where nothing is known; whether memory and times are; and why not."""
