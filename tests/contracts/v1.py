@@ -62,6 +62,7 @@ __all__ = [
     "layers_of",
     "mix",
     "passing",
+    "ready_runner",
     "runner_of",
 ]
 
@@ -585,12 +586,17 @@ HISTORY: tuple[dict[str, int], ...] = (
 ENDS = {8: ["b"]}
 
 
-def runner_of(backend: GraphBackend, mode: CUDAGraphMode, config: WorkloadConfig = CONFIG, **fields: Any) -> GPUModelRunner:
-    settings = {"cudagraph_capture_sizes": SIZES, "block_size": 4, "max_num_batched_tokens": 48, "max_num_seqs": 4, "debug": True}
-    runner = GPUModelRunner(RunnerConfig(cudagraph_mode=mode, **(settings | fields)), backend)
-    runner.load_model(WorkloadModel(config, device=backend.device))
+def ready_runner(model: nn.Module, config: RunnerConfig, backend: GraphBackend | str = "cpu", **options: Any) -> GPUModelRunner:
+    """Loaded and captured."""
+    runner = GPUModelRunner(config, backend, **options)
+    runner.load_model(model)
     runner.capture_model()
     return runner
+
+
+def runner_of(backend: GraphBackend, mode: CUDAGraphMode, config: WorkloadConfig = CONFIG, **fields: Any) -> GPUModelRunner:
+    settings = {"cudagraph_capture_sizes": SIZES, "block_size": 4, "max_num_batched_tokens": 48, "max_num_seqs": 4, "debug": True}
+    return ready_runner(WorkloadModel(config, device=backend.device), RunnerConfig(cudagraph_mode=mode, **(settings | fields)), backend)
 
 
 def tokens_of(name: str, start: int, count: int) -> list[int]:
@@ -824,10 +830,10 @@ class OffloaderContract(V1Contract):
     def test_an_offloaded_runner_gives_the_same_logits(self, backend: GraphBackend) -> None:
         config = WorkloadConfig(num_layers=5, max_model_len=32)
         settings = RunnerConfig(cudagraph_mode=BOTH, cudagraph_capture_sizes=(1, 2, 8), block_size=4)
-        runners = [GPUModelRunner(settings, backend, offloader=offloader) for offloader in (None, PrefetchOffloader(2, 1, 2))]
-        for runner in runners:
-            runner.load_model(WorkloadModel(config, device=backend.device))
-            runner.capture_model()
+        runners = [
+            ready_runner(WorkloadModel(config, device=backend.device), settings, backend, offloader=offloader)
+            for offloader in (None, PrefetchOffloader(2, 1, 2))
+        ]
         for step in (
             {"a": 5},
             {"a": 1},

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from rank_processes import join, tell
 
 from vgraph_lab.errors import CaptureError, ConfigError, InputError
 from vgraph_lab.graphs.backends.cpu import CpuGraphBackend
@@ -26,12 +25,9 @@ from vgraph_lab.vllm_v1.moe import moe_all_to_all
 
 
 def main(rank: int, folder: Path) -> None:
-    """Be one rank; ``folder`` holds plan.json and takes rank-N.json."""
-    torch.set_num_threads(1)
-    plan = json.loads((folder / "plan.json").read_text())
+    """Be one rank."""
+    plan = join(rank, folder)
     size = plan["size"]
-    store = dist.FileStore(str(folder / "store"), size)  # type: ignore[attr-defined]  # torch names its stores in C++ only
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     config = WorkloadConfig(**plan["model"])
     found: dict[str, object] = {"refused": refusals(config, ParallelConfig(size, rank)) if config.num_experts else []}
     for name in plan["modes"]:
@@ -69,7 +65,7 @@ def main(rank: int, folder: Path) -> None:
             "graphs": [[entry.target_id, entry.descriptor.work] for entry in runner.graphs.entries()],
         }
         runner.shutdown()
-    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
+    tell(rank, folder, found)
     dist.barrier()
     os._exit(0)
 

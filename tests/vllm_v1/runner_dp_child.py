@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 import torch.distributed as dist
+from rank_processes import join, tell
 
 from vgraph_lab.errors import FallbackReason, RankLostError, VGraphLabError
 from vgraph_lab.inspect.v1_tables import batches_table
@@ -23,14 +22,11 @@ DECODE_THRESHOLD, PREFILL_THRESHOLD, SIZES = 2, 4, (1, 2, 4, 8)
 
 
 def main(rank: int, folder: Path) -> None:
-    """Be one rank; ``folder`` holds plan.json and takes rank-N.json."""
-    torch.set_num_threads(1)
-    plan = json.loads((folder / "plan.json").read_text())
-    store = dist.FileStore(str(folder / "store"), plan["size"])  # type: ignore[attr-defined]  # torch names its stores in C++ only
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=plan["size"], timeout=timedelta(seconds=60))
+    """Be one rank."""
+    plan = join(rank, folder)
     experts = dist.new_group(timeout=timedelta(seconds=plan.get("timeout_s", 60)))
     found = {name: run(rank, name, plan, experts, folder) for name in plan["runs"]}
-    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
+    tell(rank, folder, found)
     if plan.get("lost_rank") is None:
         dist.barrier()
     os._exit(0)  # a group that lost a rank cannot be taken down in order
@@ -38,11 +34,8 @@ def main(rank: int, folder: Path) -> None:
 
 def meet(rank: int, folder: Path) -> None:
     """Be one rank that does something else than the others: plan.json says what as ``does``, and which settings are its ``own``."""
-    torch.set_num_threads(1)
-    plan = json.loads((folder / "plan.json").read_text())
+    plan = join(rank, folder)
     timeout = timedelta(seconds=plan["timeout_s"])
-    store = dist.FileStore(str(folder / "store"), plan["size"])  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=plan["size"], timeout=timedelta(seconds=60))
     found: list[str] = []
     runners: list[GPUModelRunner] = []
 
@@ -54,7 +47,7 @@ def meet(rank: int, folder: Path) -> None:
             runners.append(ready(rank, plan["run"], plan, dist.new_group(timeout=timeout), plan["own"][rank]))
             return
         if what == "die":
-            (folder / f"rank-{rank}.json").write_text(json.dumps(found))
+            tell(rank, folder, found)
             os._exit(3)
         runner, tokens = runners[0], [1, 2, 3, 4, 5, 6]
         layer = runner.get_model().layers[1]  # type: ignore[index]
@@ -77,7 +70,7 @@ def meet(rank: int, folder: Path) -> None:
             found.append("")
         except (VGraphLabError, ValueError) as error:
             found.append(f"{type(error).__name__} {list(getattr(error, 'ranks', []))}: {error}")
-    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
+    tell(rank, folder, found)
     while len(list(folder.glob("rank-*.json"))) < plan["size"]:
         time.sleep(0.02)
     os._exit(0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import socket
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 from golden import CASES
 from hypothesis import given
 from hypothesis import strategies as st
+from rank_processes import run_ranks
 
 from vgraph_lab.errors import ConfigError, InputError
 from vgraph_lab.vllm_v1 import (
@@ -93,23 +92,6 @@ def test_wrong_calls_fail() -> None:
         coordinate_batch_across_dp(5, False, ParallelConfig(2))
 
 
-def run_ranks(folder: Path, plan: dict[str, Any]) -> tuple[list[int | None], list[dict[str, Any]]]:
-    """Exit codes of all ranks, and what the survivors wrote."""
-    (folder / "plan.json").write_text(json.dumps(plan))
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["vgraph_lab.vllm_v1"])  # imports torch once, not once per rank
-    ranks = [server.Process(target=dp_child.main, args=(rank, folder)) for rank in range(plan["size"])]
-    for rank in ranks:
-        rank.start()
-    try:
-        for rank in ranks:
-            rank.join(timeout=60)
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return [rank.exitcode for rank in ranks], [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
-
-
 # real, padded, uniform, mode; thresholds are 30 and 40 tokens, batches are split in 2.
 STEPS = [
     [(40, 48, False, "FULL"), (44, 44, False, "PIECEWISE"), (60, 64, False, "FULL")],  # all split, to the largest
@@ -125,7 +107,7 @@ def test_processes_agree_and_name_the_rank_that_is_lost(tmp_path: Path, size: in
     steps, last = [step[-size:] for step in STEPS] if size == 3 else [], STEPS[0][-size:]
     lost = size - 1
     plan = {"size": size, "num_ubatches": 2, "steps": steps, "last": last, "lost_rank": lost, "how": how, "timeout_s": 1.0, "port": 0}
-    codes, found = run_ranks(tmp_path, plan)
+    codes, found = run_ranks(tmp_path, dp_child.main, **plan)
     assert codes == [0] * lost + [3]
     assert len(found) == lost
     expected = [[split, list(tokens) if isinstance(tokens, tuple) else [tokens] * size, mode] for split, tokens, mode in AGREED]
@@ -140,7 +122,7 @@ def test_a_lost_rank_may_take_the_store_with_it(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     plan = {"size": 2, "num_ubatches": 2, "steps": [], "last": STEPS[0][:2], "lost_rank": 0, "how": "die", "timeout_s": 1.0, "port": port}
-    codes, found = run_ranks(tmp_path, plan)
+    codes, found = run_ranks(tmp_path, dp_child.main, **plan)
     assert codes == [3, 0]
     assert found[0]["lost"] == [0]
     assert "the store that rank 0 keeps is gone" in found[0]["message"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 from dense_reference import dense_logits, experts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rank_processes import run_ranks
 
 from vgraph_lab.errors import ConfigError
 from vgraph_lab.vllm_v1 import WorkloadConfig, WorkloadModel, WorkspaceManager
@@ -83,20 +82,9 @@ SPLIT = [False, False, False, False, False, True, True]
 
 def run(folder: Path, model: dict[str, Any], modes: list[str]) -> list[dict[str, Any]]:
     """What each of two ranks has found."""
-    (folder / "plan.json").write_text(json.dumps({"size": 2, "model": model, "modes": modes, "steps": STEPS}))
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["vgraph_lab.vllm_v1"])
-    ranks = [server.Process(target=experts_child.main, args=(rank, folder)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    try:
-        for process in ranks:
-            process.join(timeout=60)
-    finally:
-        for process in ranks:
-            process.kill()
-    assert [process.exitcode for process in ranks] == [0, 0]
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    codes, found = run_ranks(folder, experts_child.main, size=2, model=model, modes=modes, steps=STEPS)
+    assert codes == [0, 0]
+    return found
 
 
 def check_logits(rank: int, result: dict[str, Any], config: WorkloadConfig, weights: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from contracts.v1 import ready_runner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -43,10 +44,7 @@ EXPERTS = WorkloadConfig(num_layers=2, num_experts=4)
 
 def runner_of(model: nn.Module, mode: CUDAGraphMode = NONE, offloader: PrefetchOffloader | None = None, **fields: Any) -> GPUModelRunner:
     config = RunnerConfig(cudagraph_mode=mode, cudagraph_capture_sizes=(1, 4), max_num_batched_tokens=16, **fields)
-    runner = GPUModelRunner(config, "cpu", offloader=offloader)
-    runner.load_model(model)
-    runner.capture_model()
-    return runner
+    return ready_runner(model, config, offloader=offloader)
 
 
 def logits(runner: GPUModelRunner, tokens: tuple[int, ...] = (1, 2, 3)) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from contracts.v1 import ready_runner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -20,7 +21,6 @@ from vgraph_lab.vllm_v1 import (
     CUDAGraphMode,
     CUDAGraphOptions,
     CUDAGraphWrapper,
-    GPUModelRunner,
     PrefetchOffloader,
     RunnerConfig,
     ScheduledRequest,
@@ -248,10 +248,7 @@ def test_order_of_events_around_graphs(graphs: WrapperGraphs, mode: CUDAGraphMod
 def test_an_offloaded_model_is_the_same_model(mode: CUDAGraphMode, group: int, step: int, experts: bool) -> None:
     config = WorkloadConfig(num_layers=4, num_experts=4 * experts, max_model_len=32)
     settings = RunnerConfig(cudagraph_mode=mode, cudagraph_capture_sizes=(1, 4), max_num_batched_tokens=16, block_size=4)
-    runners = [GPUModelRunner(settings, "cpu", offloader=each) for each in (None, PrefetchOffloader(group, 1, step))]
-    for runner in runners:
-        runner.load_model(WorkloadModel(config))
-        runner.capture_model()
+    runners = [ready_runner(WorkloadModel(config), settings, offloader=each) for each in (None, PrefetchOffloader(group, 1, step))]
     for batch in ([("a", [1, 2, 3])], [("a", [4])], [("a", [5]), ("b", list(range(9)))], [("a", [6])]):
         scheduled = [ScheduledRequest(*item) for item in batch]
         plain, offloaded = (runner.execute_model(scheduled) for runner in runners)
@@ -259,11 +256,8 @@ def test_an_offloaded_model_is_the_same_model(mode: CUDAGraphMode, group: int, s
 
 
 def test_a_pass_that_fails_half_way_does_not_leave_the_weights_of_others() -> None:
-    offloader = PrefetchOffloader(1)
-    runner = GPUModelRunner(RunnerConfig(cudagraph_mode=CUDAGraphMode.NONE), "cpu", offloader=offloader)
-    model = WorkloadModel(WorkloadConfig(num_layers=3))
-    runner.load_model(model)
-    runner.capture_model()
+    offloader, model = PrefetchOffloader(1), WorkloadModel(WorkloadConfig(num_layers=3))
+    runner = ready_runner(model, RunnerConfig(cudagraph_mode=CUDAGraphMode.NONE), offloader=offloader)
     expected = runner.execute_model([ScheduledRequest("a", [1, 2])]).logits
     norm, model.layers[2].mlp_norm = model.layers[2].mlp_norm, nn.RMSNorm(7)
     with pytest.raises(RuntimeError):
@@ -355,9 +349,7 @@ def test_what_breaks_are_given_is_held_weakly() -> None:
     live = []
     for layers in (2, 8):
         settings = RunnerConfig(cudagraph_mode=PIECEWISE, cudagraph_capture_sizes=(16,), max_num_batched_tokens=16)
-        runner = GPUModelRunner(settings, "cpu")
-        runner.load_model(WorkloadModel(WorkloadConfig(num_layers=layers)))
-        runner.capture_model()
+        runner = ready_runner(WorkloadModel(WorkloadConfig(num_layers=layers)), settings)
         gc.collect()
         (entry,) = runner.graphs.entries()
         touched = {record.writes[0].data_ptr() for _, step in entry.graph.segments if isinstance(step, CpuGraph) for record in step.records}

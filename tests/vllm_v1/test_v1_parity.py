@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from contracts.v1 import ready_runner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -224,10 +225,7 @@ CONFIG = WorkloadConfig(max_model_len=32, num_experts=4)
 
 
 def ready(mode: CUDAGraphMode = CUDAGraphMode.FULL_AND_PIECEWISE) -> GPUModelRunner:
-    runner = GPUModelRunner(RunnerConfig(cudagraph_mode=mode, cudagraph_capture_sizes=(2, 4, 8), block_size=4), "cpu")
-    runner.load_model(WorkloadModel(CONFIG))
-    runner.capture_model()
-    return runner
+    return ready_runner(WorkloadModel(CONFIG), RunnerConfig(cudagraph_mode=mode, cudagraph_capture_sizes=(2, 4, 8), block_size=4))
 
 
 @settings(max_examples=10, deadline=None)
@@ -260,11 +258,8 @@ def test_a_model_whose_attention_is_not_marked_is_found_out(monkeypatch: pytest.
 
 
 def test_an_offloaded_model_is_compared_like_any_other() -> None:
-    runner = GPUModelRunner(
-        RunnerConfig(cudagraph_mode=PIECEWISE, cudagraph_capture_sizes=(4,)), "cpu", offloader=PrefetchOffloader(2, 1, 2)
-    )
-    runner.load_model(WorkloadModel(WorkloadConfig(num_layers=5)))
-    runner.capture_model()
+    config = RunnerConfig(cudagraph_mode=PIECEWISE, cudagraph_capture_sizes=(4,))
+    runner = ready_runner(WorkloadModel(WorkloadConfig(num_layers=5)), config, offloader=PrefetchOffloader(2, 1, 2))
     for _ in range(2):
         report = runner.check_parity([ScheduledRequest("a", [1, 2, 3])])
         assert report.is_equal, str(report)

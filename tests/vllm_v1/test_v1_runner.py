@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from contracts.v1 import ready_runner
 from dense_reference import dense_logits
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,10 +43,7 @@ EXPERTS = CONFIG.model_copy(update={"num_experts": 4})
 
 def ready(model: WorkloadConfig = CONFIG, **fields: Any) -> GPUModelRunner:
     config = RunnerConfig(**{"cudagraph_capture_sizes": SIZES, "block_size": 4, "max_num_batched_tokens": 48, "debug": True} | fields)
-    runner = GPUModelRunner(config, "cpu")
-    runner.load_model(WorkloadModel(model))
-    runner.capture_model()
-    return runner
+    return ready_runner(WorkloadModel(model), config)
 
 
 def step(runner: GPUModelRunner, **requests: Any) -> ModelRunnerOutput:

@@ -3,8 +3,6 @@ and against the rule of agreement; and what becomes of the others when one is lo
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 import runner_dp_child
 import torch
 from dense_reference import dense_logits
+from rank_processes import run_ranks
 from runner_dp_child import DECODE_THRESHOLD, PREFILL_THRESHOLD, SIZES
 
 from vgraph_lab.errors import ConfigError, LifecycleError
@@ -37,23 +36,6 @@ MODEL = {"max_model_len": 32, "num_layers": 2, "num_experts": 0}
 EXPERTS = MODEL | {"num_experts": 4}
 Request = tuple[str, list[int]]
 Steps = list[list[list[Request]]]  # of each step, for each rank, its requests with their new tokens; none: a dummy batch
-
-
-def run_ranks(folder: Path, target: Any = runner_dp_child.main, **plan: Any) -> tuple[list[int | None], list[dict[str, Any]]]:
-    """Exit codes of all ranks, and what those wrote that are left."""
-    (folder / "plan.json").write_text(json.dumps(plan))
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["vgraph_lab.vllm_v1"])  # imports torch once, not once per rank
-    ranks = [server.Process(target=target, args=(rank, folder)) for rank in range(plan["size"])]
-    for rank in ranks:
-        rank.start()
-    try:
-        for rank in ranks:
-            rank.join(timeout=60)
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return [rank.exitcode for rank in ranks], [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
 
 
 def agreement(step: list[list[Request]], mode: CUDAGraphMode, parts: int) -> DPAgreement:
@@ -103,7 +85,7 @@ SPLIT_MODES = [name.replace("0", "2") for name in WHOLE_MODES]
 
 def test_every_mode_in_micro_batches_is_eager_without_them(tmp_path: Path) -> None:
     """Without experts nothing has to travel, so that a CPU graph may hold micro-batches."""
-    codes, found = run_ranks(tmp_path, size=2, model=MODEL, runs=[*WHOLE_MODES, *SPLIT_MODES], steps=STEPS_OF_2)
+    codes, found = run_ranks(tmp_path, runner_dp_child.main, size=2, model=MODEL, runs=[*WHOLE_MODES, *SPLIT_MODES], steps=STEPS_OF_2)
     assert codes == [0, 0]
     for name in (*WHOLE_MODES, *SPLIT_MODES):
         check(found, name, STEPS_OF_2, MODEL)
@@ -130,7 +112,7 @@ def test_what_a_step_says_is_what_is_counted(tmp_path: Path) -> None:
     """Where a graph of the other kind makes a batch eager, explanation, padding statistics and counters tell the same."""
     decode: Steps = [[[("p", [1]), ("q", [2])], [("r", [3]), ("s", [4])]]]  # mode FULL: split from 2 tokens on, captured whole below 4
     names = [*SPLIT_MODES, "FULL_DECODE_ONLY×2"]
-    codes, found = run_ranks(tmp_path, size=2, model=MODEL, runs=names, steps=STEPS_OF_2 + decode, has_tables=True)
+    codes, found = run_ranks(tmp_path, runner_dp_child.main, size=2, model=MODEL, runs=names, steps=STEPS_OF_2 + decode, has_tables=True)
     assert codes == [0, 0]
     for rank, result in enumerate(found):
         for name in names:
@@ -203,7 +185,7 @@ def test_ranks_that_call_for_different_things_are_told_so(tmp_path: Path, call: 
 
 
 def test_a_split_batch_says_that_breakable_graphs_do_not_serve_it(tmp_path: Path) -> None:
-    codes, found = run_ranks(tmp_path, size=2, model=MODEL, runs=["PIECEWISE×2"], steps=STEPS_OF_2)
+    codes, found = run_ranks(tmp_path, runner_dp_child.main, size=2, model=MODEL, runs=["PIECEWISE×2"], steps=STEPS_OF_2)
     assert codes == [0, 0]
     for result in found:
         _, _, _, eager, split, decode, *_ = result["PIECEWISE×2"]["steps"]
@@ -227,7 +209,7 @@ STEPS_OF_4: Steps = [
 
 def test_four_ranks_agree_on_every_step(tmp_path: Path) -> None:
     runs = ["NONE×0", "NONE×2", "PIECEWISE×2", "PIECEWISE×3"]
-    codes, found = run_ranks(tmp_path, size=4, model=EXPERTS, runs=runs, steps=STEPS_OF_4)
+    codes, found = run_ranks(tmp_path, runner_dp_child.main, size=4, model=EXPERTS, runs=runs, steps=STEPS_OF_4)
     assert codes == [0] * 4
     for name in runs:
         check(found, name, STEPS_OF_4, EXPERTS)
@@ -240,7 +222,7 @@ def test_a_rank_that_is_lost_in_a_step_is_named_by_all_others(tmp_path: Path, si
     steps = [step[:size] for step in STEPS_OF_4[:1]] * 2
     lost = size - 1
     plan = {"lost_rank": lost, "lost_in_step": 1, "how": how, "timeout_s": 2}
-    codes, found = run_ranks(tmp_path, size=size, model=EXPERTS, runs=[f"NONE×{parts}"], steps=steps, **plan)
+    codes, found = run_ranks(tmp_path, runner_dp_child.main, size=size, model=EXPERTS, runs=[f"NONE×{parts}"], steps=steps, **plan)
     assert codes == [0] * lost + [3]
     assert len(found) == lost
     for rank, survivor in enumerate(found):

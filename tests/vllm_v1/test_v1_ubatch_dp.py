@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ubatch_child
+from rank_processes import run_ranks
 from ubatch_child import THRESHOLD
 
 from vgraph_lab.vllm_v1 import CUDAGraphMode, DPProposal, maybe_create_ubatch_slices, synchronize_dp_ranks
-
-
-def run_ranks(folder: Path, **plan: Any) -> tuple[list[int | None], list[dict[str, Any]]]:
-    """Exit codes of all ranks, and what the survivors wrote."""
-    (folder / "plan.json").write_text(json.dumps(plan))
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["vgraph_lab.vllm_v1"])  # imports torch once, not once per rank
-    ranks = [server.Process(target=ubatch_child.main, args=(rank, folder)) for rank in range(plan["size"])]
-    for rank in ranks:
-        rank.start()
-    try:
-        for rank in ranks:
-            rank.join(timeout=90)
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return [rank.exitcode for rank in ranks], [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
-
 
 # New tokens of each request, per rank; batches are split from THRESHOLD tokens.
 STEPS_OF_2 = [
@@ -57,7 +38,7 @@ def test_ranks_run_micro_batches_together(tmp_path: Path, parts: int, steps: lis
     for step, agreed in zip(steps, split, strict=True):  # what the rule says of this step
         proposals = [DPProposal(sum(batch), sum(batch), sum(batch) >= THRESHOLD, CUDAGraphMode.NONE) for batch in step]
         assert synchronize_dp_ranks(proposals, parts).should_ubatch == agreed
-    codes, found = run_ranks(tmp_path, size=size, num_ubatches=parts, steps=steps, lost_rank=None)
+    codes, found = run_ranks(tmp_path, ubatch_child.main, at_most_s=90, size=size, num_ubatches=parts, steps=steps, lost_rank=None)
     assert codes == [0] * size  # each has compared its results
     assert [rank["split"] for rank in found] == [split] * size
     assert [rank["tokens"] for rank in found] == [tokens] * size
@@ -65,7 +46,7 @@ def test_ranks_run_micro_batches_together(tmp_path: Path, parts: int, steps: lis
 
 def test_a_rank_that_dies_in_a_step_ends_it_everywhere(tmp_path: Path) -> None:
     size, lost = 4, 2
-    codes, found = run_ranks(tmp_path, size=size, num_ubatches=2, steps=STEPS_OF_4[:1], lost_rank=lost)
+    codes, found = run_ranks(tmp_path, ubatch_child.main, at_most_s=90, size=size, num_ubatches=2, steps=STEPS_OF_4[:1], lost_rank=lost)
     assert codes == [0, 0, 3, 0]
     assert len(found) == size - 1
     for survivor in found:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from rank_processes import join, tell
 from ubatch_workload import Workload
 
 from vgraph_lab.errors import RankLostError
@@ -19,12 +19,9 @@ THRESHOLD = 8
 
 
 def main(rank: int, folder: Path) -> None:
-    """Be one rank; ``folder`` holds plan.json and takes rank-N.json."""
-    torch.set_num_threads(1)
-    plan = json.loads((folder / "plan.json").read_text())
+    """Be one rank."""
+    plan = join(rank, folder)
     size, parts = plan["size"], plan["num_ubatches"]
-    store = dist.FileStore(str(folder / "store"), size)  # type: ignore[attr-defined]  # torch names its stores in C++ only
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     config = ParallelConfig(size, rank, ubatch_size=parts, dbo_decode_token_threshold=THRESHOLD, dbo_prefill_token_threshold=THRESHOLD)
     experts = dist.new_group(timeout=timedelta(seconds=20))
     workload, alone = Workload(parts, NONE, experts), Workload(parts, NONE)
@@ -52,7 +49,7 @@ def main(rank: int, folder: Path) -> None:
             coordinate_batch_across_dp(12, True, config, uniform_decode=False, timeout_s=1.0)
         except RankLostError as error:
             found["lost"] = list(error.ranks)
-    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
+    tell(rank, folder, found)
     os._exit(0)  # a group that lost a rank cannot be taken down in order
 
 
