@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,27 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from contracts.streaming import CHUNK, MIXED, PER_FRAME, SMALL, TINY, WINDOW, FailingGraph, Stream, codes, play, same, samples_of
+from contracts.streaming import (
+    CHUNK,
+    MIXED,
+    PER_FRAME,
+    SMALL,
+    TINY,
+    WINDOW,
+    ChunkContract,
+    FailingGraph,
+    Stream,
+    codes,
+    play,
+    same,
+    samples_of,
+)
+from contracts.streaming import running as streaming_running
 from contracts.streaming import stage as streaming_stage
 from vgraph_lab import bundled
 from vgraph_lab.config import StageConfig
 from vgraph_lab.errors import FallbackReason, RequestError, RequestErrorKind
 from vgraph_lab.qwen3_tts.checkpoint import load_decoder, random_decoder
-from vgraph_lab.qwen3_tts.code2wav import Qwen3TTSCode2Wav
 from vgraph_lab.qwen3_tts.codes import read_codes
 from vgraph_lab.qwen3_tts.decoder import Code2WavDecoder
 from vgraph_lab.qwen3_tts.geometry import DecoderGeometry
@@ -36,28 +50,20 @@ from vgraph_lab.requests import ChunkRequest
 from vgraph_lab.runner import GPUGenerationModelRunner
 
 TARGET = "qwen3_tts.incremental"
+SETTINGS = {"streaming_algorithm": "incremental"}
 # Few layers, for what does not depend on them: capturing is most of the work.
 FLAT = SMALL.model_copy(update={"upsampling_ratios": (2,), "upsample_rates": (2,)})
 
 
 def stage(sizes: Sequence[int] = (2,), **fields: Any) -> StageConfig:
-    return streaming_stage(sizes, streaming_algorithm="incremental", **fields)
+    return streaming_stage(sizes, **SETTINGS, **fields)
 
 
-@contextmanager
 def running(
-    device: str,
-    cfg: StageConfig,
-    geometry: DecoderGeometry = FLAT,
-    *,
-    decoder: Code2WavDecoder | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Iterator[GPUGenerationModelRunner]:
+    device: str, cfg: StageConfig, geometry: DecoderGeometry = FLAT, **options: Any
+) -> AbstractContextManager[GPUGenerationModelRunner]:
     """A ready runner on a small random decoder, or on another one."""
-    with GPUGenerationModelRunner(cfg, device) as runner:
-        runner.load_model(Qwen3TTSCode2Wav(decoder or random_decoder(geometry, device, dtype, seed=4), cfg))
-        runner.capture_model()
-        yield runner
+    return streaming_running(device, cfg, geometry, **options)
 
 
 def path_of(runner: GPUGenerationModelRunner) -> IncrementalPath:
@@ -91,8 +97,12 @@ chunkings = st.lists(
 )
 
 
-class IncrementalContract:
+class IncrementalContract(ChunkContract):
     """Subclasses provide ``device``."""
+
+    graph_settings = SETTINGS
+    geometry = FLAT
+    atol = 2e-4
 
     @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
     def test_every_chunking_gives_the_whole_utterance(self, device: str, graphs: bool) -> None:
@@ -149,21 +159,13 @@ class IncrementalContract:
                 for stream, expected in zip(streams, published, strict=True):
                     assert (torch.cat(found[stream.name]).cpu() - expected[0]).abs().max() < 2e-4
 
-    def test_graphs_and_eager_are_counted_by_target(self, device: str) -> None:
+    def test_calls_are_counted_by_target(self, device: str) -> None:
         with running(device, stage()) as runner:
             assert [t.target_id for t in runner.model.get_vocoder_cudagraph_targets()] == [TARGET]  # type: ignore[attr-defined]
-            through_graphs = play(runner, MIXED)
-            assert runner.stats().fallbacks() == 0
+            play(runner, MIXED)
             assert {k.target_id for k in runner.stats().counts} == {TARGET}
             assert runner.manager is not None
             assert {str(e.descriptor) for e in runner.manager.entries()} == {"B2×T1", "B2×T3", "B2×T1·icl"}
-        with running(device, stage(enforce_eager=True)) as runner:
-            eager = play(runner, MIXED)
-            assert runner.stats().reasons() == {FallbackReason.DISABLED: runner.stats().calls()}
-            assert runner.manager is not None
-            assert (runner.manager.entries(), runner.manager.charged_bytes) == ([], 0)
-        for name, pieces in eager.items():
-            assert torch.allclose(torch.cat(pieces), torch.cat(through_graphs[name]), atol=2e-4)
 
     def test_requests_at_different_positions_share_a_call(self, device: str) -> None:
         with running(device, stage([2])) as runner:
@@ -173,23 +175,6 @@ class IncrementalContract:
             before = runner.stats()
             runner.execute_model([early.chunk(2), late.chunk(1)])
             assert runner.stats().calls() - before.calls() == 1
-
-    def test_a_stream_is_what_it_is_alone(self, device: str) -> None:
-        """Whatever its neighbours are, their order, and what its rows and slots held before, aborted requests included: bit for
-        bit, since graphs of one batch size run the same kernels."""
-        alone: dict[str, list[Tensor]] = {}
-        for stream in MIXED[:3]:
-            with running(device, stage()) as runner:
-                alone |= play(runner, [stream])
-        with running(device, stage()) as runner:
-            together = play(runner, MIXED)
-            assert same({name: together[name] for name in alone}, alone)
-            aborted = [Stream(f"{s.name} aborted", s.reference, [4, 3], seed=80 + i) for i, s in enumerate(MIXED)]
-            runner.execute_model([s.chunk(0) for s in aborted])
-            assert runner.abort([s.name for s in aborted]) == [s.name for s in aborted]
-            renamed = [Stream(f"{s.name} 2", s.reference, s.sizes, seed=i + 1) for i, s in enumerate(MIXED)]
-            later = play(runner, renamed, reverse=True)
-            assert same({name.removesuffix(" 2"): pieces for name, pieces in later.items()}, together)
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf")])
     def test_a_reused_row_begins_as_new(self, device: str, value: float) -> None:
@@ -250,28 +235,6 @@ class IncrementalContract:
             truth = decoder.decode(given_codes)
         found = torch.cat(pieces, dim=-1)[0, :, reach * PER_FRAME :]
         assert (found - truth[0, :, reach * PER_FRAME :]).abs().max() < 1e-6
-
-    def test_one_bad_chunk_changes_nothing_for_the_others(self, device: str) -> None:
-        bad = [
-            ChunkRequest("values", torch.full((16, 1), 32)),
-            ChunkRequest("quantisers", torch.zeros(8, 1, dtype=torch.int64)),
-            ChunkRequest("short reference", codes(3, 1), ref_frames=5),
-            ChunkRequest("empty", codes(0, 1)),
-            ChunkRequest("floats", torch.zeros(16, 1)),
-        ]
-        with running(device, stage()) as runner:
-            expected = play(runner, MIXED)
-        with running(device, stage()) as runner:
-            first = runner.execute_model([*bad[:3], *(s.chunk(0) for s in MIXED), *bad[3:]])
-            for chunk in bad:
-                error = first[chunk.request_id]
-                assert isinstance(error, RequestError), chunk.request_id
-                assert error.kind is RequestErrorKind.INVALID_INPUT
-            found = {s.name: [samples_of(first[s.name])] for s in MIXED}
-            for i in range(1, 5):
-                for name, result in runner.execute_model([s.chunk(i) for s in MIXED if i < len(s.sizes)]).items():
-                    found[name].append(samples_of(result))
-            assert same(found, expected)
 
     def test_more_live_requests_than_slots(self, device: str) -> None:
         """The new one is refused, the others go on. Who comes and goes in one chunk needs no slot, and an end makes room at once."""
@@ -379,22 +342,6 @@ class IncrementalContract:
             assert unexpected == []
             assert same(found, expected)
             assert runner.model.live_requests == ()  # type: ignore[attr-defined]
-
-    def test_inference_mode_at_any_step(self, device: str) -> None:
-        cfg = stage()
-        with running(device, cfg) as runner:
-            expected = play(runner, MIXED[:2])
-        with GPUGenerationModelRunner(cfg, device) as runner:
-            with torch.inference_mode():
-                runner.load_model(Qwen3TTSCode2Wav(random_decoder(FLAT, device, seed=4), cfg))
-                runner.capture_model()
-            found: dict[str, list[Tensor]] = {s.name: [] for s in MIXED[:2]}
-            for i in range(5):
-                with torch.inference_mode(i % 2 == 0):
-                    for name, result in runner.execute_model([s.chunk(i) for s in MIXED[:2]]).items():
-                        found[name].append(samples_of(result).clone())
-            assert same(found, expected)
-            assert runner.stats().fallbacks() == 0
 
     def test_a_budget_smaller_than_the_smallest_graph(self, device: str) -> None:
         with running(device, stage(max_memory_bytes=1), dtype=torch.float64) as runner:

@@ -1,15 +1,16 @@
 """Streaming through a runner, held to the published streams and to eager. Shared by both backends.
 
-A test class that inherits :class:`StreamingContract` provides a ``device`` fixture.
+A test class that inherits :class:`StreamingContract` provides a ``device`` fixture. What incremental decoding promises as well is in
+:class:`ChunkContract`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from vgraph_lab.config import StageConfig
 from vgraph_lab.errors import FallbackReason, LifecycleError, RequestError, RequestErrorKind
 from vgraph_lab.qwen3_tts.checkpoint import random_decoder
 from vgraph_lab.qwen3_tts.code2wav import Qwen3TTSCode2Wav
+from vgraph_lab.qwen3_tts.decoder import Code2WavDecoder
 from vgraph_lab.qwen3_tts.geometry import DecoderGeometry
 from vgraph_lab.requests import ChunkRequest
 from vgraph_lab.runner import GPUGenerationModelRunner
@@ -44,10 +46,17 @@ def stage(
 
 
 @contextmanager
-def running(device: str, cfg: StageConfig, seed: int = 4) -> Iterator[GPUGenerationModelRunner]:
-    """A ready runner on a small random decoder."""
+def running(
+    device: str,
+    cfg: StageConfig,
+    geometry: DecoderGeometry = SMALL,
+    *,
+    decoder: Code2WavDecoder | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Iterator[GPUGenerationModelRunner]:
+    """A ready runner on a small random decoder, or on another one."""
     with GPUGenerationModelRunner(cfg, device) as runner:
-        runner.load_model(Qwen3TTSCode2Wav(random_decoder(SMALL, device, seed=seed), cfg))
+        runner.load_model(Qwen3TTSCode2Wav(decoder or random_decoder(geometry, device, dtype, seed=4), cfg))
         runner.capture_model()
         yield runner
 
@@ -85,8 +94,8 @@ def same(a: dict[str, list[Tensor]], b: dict[str, list[Tensor]]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(x, y) for name in a for x, y in zip(a[name], b[name], strict=True))
 
 
-def close(a: dict[str, list[Tensor]], b: dict[str, list[Tensor]]) -> bool:
-    return a.keys() == b.keys() and all(torch.allclose(x, y, atol=1e-4) for name in a for x, y in zip(a[name], b[name], strict=True))
+def close(a: dict[str, list[Tensor]], b: dict[str, list[Tensor]], atol: float) -> bool:
+    return a.keys() == b.keys() and all(torch.allclose(x, y, atol=atol) for name in a for x, y in zip(a[name], b[name], strict=True))
 
 
 MIXED = [
@@ -98,49 +107,43 @@ MIXED = [
 ]
 
 
-class StreamingContract:
-    """Subclasses provide ``device``."""
+class ChunkContract:
+    """What both ways of streaming promise. Subclasses provide ``device``."""
 
-    @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
-    @pytest.mark.parametrize("name", NAMES)
-    def test_golden_streams(self, device: str, name: str, graphs: bool) -> None:
-        cfg = stage_of(TINY, name, graphs=graphs, capture_batch_sizes=[2] if "mixed" in name else [1], num_warmups=1)
-        with GPUGenerationModelRunner(cfg, device) as runner:
-            runner.load_model(Qwen3TTSCode2Wav.from_checkpoint(TINY, cfg, device))
-            report = runner.capture_model()
-            assert (report.captured > 0) == graphs
-            worst = play_golden(runner, list(golden_requests(TINY, name)))
-            stats = runner.stats()
-        # The golden vectors are themselves up to 6e-5 from the same mathematics in fp64.
-        assert max(worst.values()) < 2e-4, worst
-        assert stats.hits() == (stats.calls() if graphs else 0)
-        assert stats.calls() > 0
+    graph_settings: ClassVar[dict[str, Any]] = {}
+    geometry = SMALL
+    atol = 1e-4  # between graphs and eager
+    more_bad_chunks: ClassVar[list[ChunkRequest]] = []
+
+    def running(self, device: str, sizes: Sequence[int] = (2,), **fields: Any) -> AbstractContextManager[GPUGenerationModelRunner]:
+        """A ready runner."""
+        return running(device, stage(sizes, **self.graph_settings, **fields), self.geometry)
 
     def test_graphs_equal_eager_in_mixed_batches(self, device: str) -> None:
-        with running(device, stage()) as runner:
+        with self.running(device) as runner:
             through_graphs = play(runner, MIXED)
             assert runner.stats().fallbacks() == 0
-        with running(device, stage(enforce_eager=True)) as runner:
+        with self.running(device, enforce_eager=True) as runner:
             eager = play(runner, MIXED)
             assert runner.stats().reasons() == {FallbackReason.DISABLED: runner.stats().calls()}
             assert runner.manager is not None
             assert runner.manager.entries() == []
             assert runner.manager.charged_bytes == 0
-        assert close(through_graphs, eager)
+        assert close(through_graphs, eager, self.atol)
 
     def test_a_stream_is_what_it_is_alone(self, device: str) -> None:
-        """Whatever its neighbours are, their order, and what its rows and slots held before: bit for bit, since graphs of
-        one batch size run the same kernels."""
+        """Whatever its neighbours are, their order, and what its rows and slots held before, aborted requests included: bit for
+        bit, since graphs of one batch size run the same kernels."""
         alone: dict[str, list[Tensor]] = {}
         for stream in MIXED[:3]:
-            with running(device, stage()) as runner:
+            with self.running(device) as runner:
                 alone |= play(runner, [stream])
-        with running(device, stage()) as runner:
+        with self.running(device) as runner:
             together = play(runner, MIXED)
             assert same({name: together[name] for name in alone}, alone)
             again = [Stream(f"{s.name} again", s.reference, s.sizes, seed=90 + i) for i, s in enumerate(MIXED)]
             play(runner, again)  # other content in the same rows and slots
-            aborted = [Stream(f"{s.name} aborted", s.reference, s.sizes, seed=80 + i) for i, s in enumerate(MIXED[:3])]
+            aborted = [Stream(f"{s.name} aborted", s.reference, [3, 3], seed=80 + i) for i, s in enumerate(MIXED)]
             runner.execute_model([s.chunk(0) for s in aborted])
             assert runner.abort([s.name for s in aborted]) == [s.name for s in aborted]
             renamed = [Stream(f"{s.name} 2", s.reference, s.sizes, seed=i + 1) for i, s in enumerate(MIXED)]
@@ -148,33 +151,18 @@ class StreamingContract:
             assert same({name.removesuffix(" 2"): pieces for name, pieces in later.items()}, together)
             assert runner.model.live_requests == ()  # type: ignore[attr-defined]
 
-    def test_large_groups_are_split_and_small_ones_padded(self, device: str) -> None:
-        streams = [Stream(f"r{i}", 0, [1, 3], seed=i) for i in range(5)]
-        with running(device, stage([1, 2])) as runner:
-            play(runner, streams)
-            hits = {(k.target_id, k.key.batch_size, k.descriptor.batch_size): n for k, n in runner.stats().counts.items() if k.descriptor}
-        assert hits == {
-            ("qwen3_tts.xvec_prefix", 2, 2): 2,
-            ("qwen3_tts.xvec_prefix", 1, 1): 1,
-            ("qwen3_tts.suffix", 2, 2): 2,
-            ("qwen3_tts.suffix", 1, 1): 1,
-        }
-        with running(device, stage([4])) as runner:
-            play(runner, streams[:3])
-            assert {(k.key.batch_size, k.descriptor.batch_size) for k in runner.stats().counts if k.descriptor} == {(3, 4)}
-
     def test_one_bad_chunk_changes_nothing_for_the_others(self, device: str) -> None:
         bad = [
             ChunkRequest("values", torch.full((16, 1), 32)),
             ChunkRequest("quantisers", torch.zeros(8, 1, dtype=torch.int64)),
             ChunkRequest("short reference", codes(3, 1), ref_frames=5),
-            ChunkRequest("too long", codes(CHUNK + 1, 1)),
             ChunkRequest("empty", codes(0, 1)),
             ChunkRequest("floats", torch.zeros(16, 1)),
+            *self.more_bad_chunks,
         ]
-        with running(device, stage()) as runner:
+        with self.running(device) as runner:
             expected = play(runner, MIXED)
-        with running(device, stage()) as runner:
+        with self.running(device) as runner:
             first = runner.execute_model([*bad[:3], *(s.chunk(0) for s in MIXED), *bad[3:]])
             for chunk in bad:
                 error = first[chunk.request_id]
@@ -193,6 +181,59 @@ class StreamingContract:
                     else:
                         found[name].append(samples_of(result))
             assert same(found, expected)
+
+    def test_inference_mode_at_any_step(self, device: str) -> None:
+        """Serving engines work in it; what is made inside must be usable outside, and the other way round."""
+        cfg = stage(**self.graph_settings)
+        with running(device, cfg, self.geometry) as runner:
+            expected = play(runner, MIXED[:2])
+        with GPUGenerationModelRunner(cfg, device) as runner:
+            with torch.inference_mode():
+                runner.load_model(Qwen3TTSCode2Wav(random_decoder(self.geometry, device, seed=4), cfg))
+                runner.capture_model()
+            found: dict[str, list[Tensor]] = {s.name: [] for s in MIXED[:2]}
+            for i in range(5):
+                with torch.inference_mode(i % 2 == 0):
+                    for name, result in runner.execute_model([s.chunk(i) for s in MIXED[:2]]).items():
+                        found[name].append(samples_of(result).clone())
+            assert same(found, expected)
+            assert runner.stats().fallbacks() == 0
+
+
+class StreamingContract(ChunkContract):
+    """Subclasses provide ``device``."""
+
+    more_bad_chunks: ClassVar[list[ChunkRequest]] = [ChunkRequest("too long", codes(CHUNK + 1, 1))]
+
+    @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+    @pytest.mark.parametrize("name", NAMES)
+    def test_golden_streams(self, device: str, name: str, graphs: bool) -> None:
+        cfg = stage_of(TINY, name, graphs=graphs, capture_batch_sizes=[2] if "mixed" in name else [1], num_warmups=1)
+        with GPUGenerationModelRunner(cfg, device) as runner:
+            runner.load_model(Qwen3TTSCode2Wav.from_checkpoint(TINY, cfg, device))
+            report = runner.capture_model()
+            assert (report.captured > 0) == graphs
+            worst = play_golden(runner, list(golden_requests(TINY, name)))
+            stats = runner.stats()
+        # The golden vectors are themselves up to 6e-5 from the same mathematics in fp64.
+        assert max(worst.values()) < 2e-4, worst
+        assert stats.hits() == (stats.calls() if graphs else 0)
+        assert stats.calls() > 0
+
+    def test_large_groups_are_split_and_small_ones_padded(self, device: str) -> None:
+        streams = [Stream(f"r{i}", 0, [1, 3], seed=i) for i in range(5)]
+        with running(device, stage([1, 2])) as runner:
+            play(runner, streams)
+            hits = {(k.target_id, k.key.batch_size, k.descriptor.batch_size): n for k, n in runner.stats().counts.items() if k.descriptor}
+        assert hits == {
+            ("qwen3_tts.xvec_prefix", 2, 2): 2,
+            ("qwen3_tts.xvec_prefix", 1, 1): 1,
+            ("qwen3_tts.suffix", 2, 2): 2,
+            ("qwen3_tts.suffix", 1, 1): 1,
+        }
+        with running(device, stage([4])) as runner:
+            play(runner, streams[:3])
+            assert {(k.key.batch_size, k.descriptor.batch_size) for k in runner.stats().counts if k.descriptor} == {(3, 4)}
 
     def test_a_failed_forward_changes_no_request(self, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """At every step the second Target call fails after the first has succeeded; the batch repeated gives the right samples."""
@@ -246,23 +287,6 @@ class StreamingContract:
                 assert "its state could not be written (KeyboardInterrupt)" in str(error)
             found += [samples_of(runner.execute_model([bystander.chunk(i)])["bystander"]) for i in (2, 3)]
             assert all(torch.equal(a, b) for a, b in zip(found, expected["bystander"], strict=True))
-
-    def test_inference_mode_at_any_step(self, device: str) -> None:
-        """Serving engines work in it; what is made inside must be usable outside, and the other way round."""
-        cfg = stage()
-        with running(device, cfg) as runner:
-            expected = play(runner, MIXED[:2])
-        with GPUGenerationModelRunner(cfg, device) as runner:
-            with torch.inference_mode():
-                runner.load_model(Qwen3TTSCode2Wav(random_decoder(SMALL, device, seed=4), cfg))
-                runner.capture_model()
-            found: dict[str, list[Tensor]] = {s.name: [] for s in MIXED[:2]}
-            for i in range(5):
-                with torch.inference_mode(i % 2 == 0):
-                    for name, result in runner.execute_model([s.chunk(i) for s in MIXED[:2]]).items():
-                        found[name].append(samples_of(result).clone())
-            assert same(found, expected)
-            assert runner.stats().fallbacks() == 0
 
     def test_a_budget_smaller_than_the_smallest_graph(self, device: str) -> None:
         with running(device, stage(max_memory_bytes=1)) as runner:
