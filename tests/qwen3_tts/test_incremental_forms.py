@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
+import weakref
+from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from contracts.incremental import FLAT, path_of, running, stage
-from contracts.streaming import MIXED, play, same
+from contracts.streaming import MIXED, Stream, play, same
 from torch import Tensor
 
 from vgraph_lab.config import StageConfig
@@ -19,11 +23,13 @@ from vgraph_lab.graphs.backends.audit import CaptureAudit, run_checked
 from vgraph_lab.graphs.backends.rules import capture_conditions
 from vgraph_lab.graphs.capture import owned_tensors
 from vgraph_lab.inspect.records import CaptureFigures
-from vgraph_lab.qwen3_tts import code2wav, incremental_forms
+from vgraph_lab.qwen3_tts import code2wav, incremental_check, incremental_forms
 from vgraph_lab.qwen3_tts.checkpoint import random_decoder
-from vgraph_lab.qwen3_tts.incremental_check import check_exact
+from vgraph_lab.qwen3_tts.decoder import Code2WavDecoder
+from vgraph_lab.qwen3_tts.incremental_check import ExactTwin, check_exact
 from vgraph_lab.qwen3_tts.incremental_forms import FORMS, FormReport, PlainForm, StepForm, choose_form
 from vgraph_lab.qwen3_tts.incremental_state import StateArena
+from vgraph_lab.runner import GPUGenerationModelRunner
 
 TARGET = "qwen3_tts.incremental"
 
@@ -32,16 +38,39 @@ def asking_for(form: str) -> dict[str, Any]:
     return {"targets": {TARGET: {"form": form}}}
 
 
-class Doubling(StepForm):
+class Prepared(incremental_forms._PreparedForm):
+    """The plain step, prepared and checked like another one."""
+
+    name = "prepared"
+
+    def continue_stream(self, arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
+        return self._plain(arena, codes, places)
+
+
+class Copying(Prepared):
+    """Runs on a copy of the weights, which it renews when it is told to."""
+
+    name = "copying"
+
+    def __init__(self, decoder: Code2WavDecoder) -> None:
+        super().__init__(decoder)
+        self._copy = deepcopy(decoder)
+
+    def _renew(self) -> None:
+        self._copy.load_state_dict(self._decoder.state_dict())
+        self._copy.refresh_tables()
+
+    def continue_stream(self, arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
+        return PlainForm(self._copy).continue_stream(arena, codes, places)
+
+
+class Doubling(Prepared):
     """Twice the samples that are right."""
 
     name = "doubling"
 
-    def __init__(self, decoder: Any) -> None:
-        self._plain = PlainForm(decoder)
-
     def continue_stream(self, arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
-        return self._plain.continue_stream(arena, codes, places) * 2
+        return super().continue_stream(arena, codes, places) * 2
 
 
 class Refusing(PlainForm):
@@ -105,17 +134,17 @@ def test_a_form_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(FORMS, "doubling", Doubling)
     form, report = choose_form("doubling", random_decoder(FLAT))
     assert form.name == "plain"
-    assert "times the plain form's, at most 2.0 is accepted" in str(report)
+    assert "form doubling is not used, plain is: with 2 × 1 frames the error of form 'doubling' is more than 2.0 times" in str(report)
 
 
 def test_a_shape_in_which_a_form_is_wrong_is_captured_in_the_plain_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """Found when the shape gets ready, not when the model is made."""
 
-    class WrongFromThree(incremental_forms._PreparedForm):
+    class WrongFromThree(Prepared):
         name = "wrong from three"
 
         def continue_stream(self, arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
-            samples = PlainForm(self._decoder).continue_stream(arena, codes, places)
+            samples = super().continue_stream(arena, codes, places)
             return samples + 0.1 if codes.shape[2] == 3 and codes.shape[0] == 1 else samples
 
     monkeypatch.setattr(
@@ -149,7 +178,7 @@ def test_whatever_goes_wrong_in_the_making_the_plain_form_takes_over(monkeypatch
 
 
 def test_a_form_that_raises_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Raising(incremental_forms._PreparedForm):
+    class Raising(Prepared):
         name = "raising"
 
         def continue_stream(self, arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
@@ -200,30 +229,155 @@ def test_the_compiled_step_is_one_program_a_shape(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_plain_form_is_as_exact_as_itself(dtype: torch.dtype) -> None:
     decoder = random_decoder(FLAT, dtype=dtype)
-    assert check_exact("plain", PlainForm(decoder).continue_stream, decoder, 3, 4) == 1
+    assert check_exact("plain", PlainForm(decoder).continue_stream, ExactTwin(decoder), 3, 4) == 1
 
 
-@pytest.mark.parametrize("wrong", ["nan samples", "nan state", "wide chunks", "full windows", "state"])
-def test_what_only_some_shapes_or_rows_show_is_found(wrong: str) -> None:
+def spoil_samples(arena: StateArena, samples: Tensor, places: Tensor) -> None:
+    samples[:, -1] += 0.1
+
+
+def spoil_samples_of_the_last_row(arena: StateArena, samples: Tensor, places: Tensor) -> None:
+    samples[-1] += 0.01
+
+
+def spoil_samples_of_full_windows(arena: StateArena, samples: Tensor, places: Tensor) -> None:
+    samples += 0.01 * (places[:, 1:] > 0)
+
+
+def spoil_the_smallest_history(arena: StateArena, samples: Tensor, places: Tensor) -> None:
+    layer = min(arena._look_backs, key=lambda layer: layer.end - layer.place)
+    arena.rows.flatten(1)[places[:, 0], layer.place : layer.end] *= 1 + 1e-6
+
+
+def spoil_one_page(arena: StateArena, samples: Tensor, places: Tensor) -> None:
+    """Written in the wrong place by one row: two frames of the ring have changed places."""
+    row = arena._frames.view(arena.rows.shape)[places[0, 0], arena._history_pages :]
+    row[[1, 2]] = row[[2, 1]]
+
+
+def round_one_page(arena: StateArena, samples: Tensor, places: Tensor) -> None:
+    """Which no mean over all of them would show."""
+    arena.rows[places[:, 0], -1] *= 1 + 1e-6
+
+
+def spoil_all(arena: StateArena, samples: Tensor, places: Tensor) -> None:
+    samples *= torch.nan
+    arena.rows[places[:, 0]] = torch.nan
+
+
+BEGIN, FULL = "streams that begin", "streams with full windows"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "quantities", "streams"),
+    [
+        (spoil_samples, ["samples"], [BEGIN, FULL]),
+        (spoil_samples_of_the_last_row, ["samples"], [BEGIN, FULL]),
+        (spoil_samples_of_full_windows, ["samples"], [FULL]),
+        (spoil_the_smallest_history, ["convolution histories"], [BEGIN, FULL]),
+        (spoil_one_page, ["keys and values"], [BEGIN, FULL]),
+        (round_one_page, ["keys and values"], [BEGIN, FULL]),
+        (spoil_all, ["samples", "convolution histories", "keys and values"], [BEGIN, FULL]),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else None,
+)
+def test_an_error_says_what_is_wrong_and_when(spoil: Callable[..., None], quantities: list[str], streams: list[str]) -> None:
+    """By how much, too; and it names nothing else."""
     decoder = random_decoder(FLAT)
-    plain = PlainForm(decoder)
 
     def step(arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
-        samples = plain.continue_stream(arena, codes, places)
-        if wrong == "nan samples":
-            return samples * torch.nan
-        if wrong == "nan state":
-            arena.rows[:-1] = torch.nan
-        elif wrong == "state":
-            arena.rows[places[:, 0], 0, 0] += 0.5
-        elif (wrong == "wide chunks" and codes.shape[2] > 3) or (wrong == "full windows" and places[0, 1] > 0):
-            return samples + 0.01
+        samples = PlainForm(decoder).continue_stream(arena, codes, places)
+        spoil(arena, samples, places)
         return samples
 
-    with pytest.raises(FormError, match="times the plain form's"):
-        check_exact("wrong", step, decoder, 3, 4)
-    if wrong == "wide chunks":
-        assert check_exact("right", step, decoder, 3, 3) == 1
+    with pytest.raises(FormError) as caught:
+        check_exact("wrong", step, ExactTwin(decoder), 3, 4)
+    begin, _, found = str(caught.value).partition(": ")
+    assert begin == "with 3 × 4 frames the error of form 'wrong' is more than 2.0 times the plain form's"
+    ratios = {where: float(ratio) for ratio, where in (part.split(" times in ") for part in found.split(", "))}
+    assert list(ratios) == [f"{quantity} of {begin}" for begin in streams for quantity in quantities]
+    assert all(ratio > 2 for ratio in ratios.values())
+    assert (spoil is spoil_all) == (math.inf in ratios.values())
+
+
+def test_a_form_may_be_wrong_in_some_shapes_only() -> None:
+    decoder = random_decoder(FLAT)
+    exact = ExactTwin(decoder)
+
+    def step(arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
+        samples = PlainForm(decoder).continue_stream(arena, codes, places)
+        return samples + 0.01 if codes.shape[2] > 3 else samples
+
+    assert check_exact("right", step, exact, 3, 3) == 1
+    with pytest.raises(FormError, match="with 3 × 4 frames"):
+        check_exact("wrong", step, exact, 3, 4)
+
+
+# ---------------------------------------------------------------------------------------------------- the exact twin
+
+
+@pytest.fixture
+def twins(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
+    """Those that are made in a test."""
+    made: list[weakref.ref[Any]] = []
+
+    def copied(decoder: Any) -> Any:
+        assert alive(made) == 0, "there are never two"
+        made.append(weakref.ref(twin := deepcopy(decoder)))
+        return twin
+
+    monkeypatch.setattr(incremental_check, "deepcopy", copied)
+    return made
+
+
+def alive(twins: list[weakref.ref[Any]]) -> int:
+    """How many are there still, without any collection of garbage."""
+    return sum(twin() is not None for twin in twins)
+
+
+def test_one_exact_twin_serves_a_capture_and_is_given_up(twins: list[weakref.ref[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FORMS, "compiled", Prepared)
+    seen = []
+    lazy = {"form": "compiled", "enable_lazy_capture": True, "max_extra_graphs": 1, "capture_widths": [20]}
+    with GPUGenerationModelRunner(cfg := stage([1], targets={TARGET: lazy}), "cpu") as runner:
+        runner.load_model(code2wav.Qwen3TTSCode2Wav(random_decoder(FLAT), cfg))
+        assert (len(twins), alive(twins)) == (1, 0), "the form was made, the capture is still to come"
+        runner.capture_model(lambda progress: seen.append((progress.descriptor, alive(twins))))
+        assert (len(twins), alive(twins)) == (2, 0)
+        assert [count for descriptor, count in seen if descriptor and not descriptor.state] == [0, 1, 1]
+        assert runner.manager is not None
+        assert str(path_of(runner).form_report) == "form compiled, its error 1.00 times the plain form's"
+        runner.execute_model([Stream("of an uncaptured width", 0, [16, 3], seed=1).chunk(0)])
+        assert [str(entry.descriptor) for entry in runner.manager.entries() if entry.lazy] == ["B1×T16"]
+        assert (len(twins), alive(twins)) == (3, 0)
+
+
+def test_a_refused_form_leaves_no_twin(twins: list[weakref.ref[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FORMS, "doubling", Doubling)
+    report = choose_form("doubling", random_decoder(FLAT))[1]
+    assert (report.form, len(twins), alive(twins)) == ("plain", 1, 0)
+
+
+@pytest.mark.parametrize("in_inference_mode", [False, True])
+def test_changed_weights_are_held_to_a_twin_of_their_own(twins: list[weakref.ref[Any]], in_inference_mode: bool) -> None:
+    """And the form has taken them over by then. Tensors that were made in inference mode do not tell that they were written: then each
+    check has its own twin."""
+    with torch.inference_mode(in_inference_mode):
+        decoder = random_decoder(FLAT, seed=1)
+    form, arena = Copying(decoder), StateArena(decoder, 2)
+    with torch.no_grad():
+        form.prepare(arena, 1, 1)
+        form.prepare(arena, 1, 2)
+        assert len(twins) == 1 + in_inference_mode
+        with torch.inference_mode(in_inference_mode):
+            decoder.load_state_dict(random_decoder(FLAT, seed=2).state_dict())
+            decoder.refresh_tables()
+        form.prepare(arena, 1, 3)
+    assert len(twins) == 2 + in_inference_mode
+    assert form.error_ratio == 1
+    assert alive(twins) == 1
+    form.keep_up()
+    assert alive(twins) == 0
 
 
 def test_a_shape_that_a_form_cannot_run_is_captured_in_the_plain_form(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from contracts.streaming import SMALL, codes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vgraph_lab.config import ConnectorConfig, StageConfig
 from vgraph_lab.errors import ConfigError, InputError
@@ -23,7 +24,7 @@ from vgraph_lab.qwen3_tts.decoder import Code2WavDecoder
 from vgraph_lab.qwen3_tts.geometry import DecoderGeometry, published_geometry
 from vgraph_lab.qwen3_tts.incremental import _Histories, begin_with_reference, continue_stream, render_context_frames
 from vgraph_lab.qwen3_tts.incremental_path import IncrementalPath
-from vgraph_lab.qwen3_tts.incremental_state import StateArena, history_size
+from vgraph_lab.qwen3_tts.incremental_state import StateArena, history_size, look_backs
 from vgraph_lab.qwen3_tts.incremental_widths import SPARE_CALLS, ChunkWidths
 from vgraph_lab.qwen3_tts.layers import CausalConv1d, CausalConvTranspose1d, ConvNeXtBlock, DecoderBlock, ResidualUnit, in_order
 from vgraph_lab.qwen3_tts.transformer import KeyValue, PreTransformer, sliding_window_mask
@@ -231,6 +232,25 @@ def test_the_ring_holds_the_last_frames(writes: list[tuple[int, tuple[int, ...]]
     assert not arena.rows[2].any(), "nobody wrote the spare row"
 
 
+@pytest.mark.parametrize("geometry", [SMALL, FLAT, ODD], ids=["small", "flat", "odd"])
+def test_layers_that_look_back_are_listed_as_they_run(geometry: DecoderGeometry) -> None:
+    """Against what the layers ask for: channels, samples, and of three frames, as many samples as they are given."""
+    decoder, asked = random_decoder(geometry), []
+
+    class Recording:
+        def extend(self, x: Tensor, samples: int) -> Tensor:
+            asked.append((x.shape[1], samples, x.shape[2]))
+            return F.pad(x, (samples, 0))
+
+    with torch.no_grad():
+        decoder.pre_conv(decoder.quantize(torch.zeros(1, 16, 3, dtype=torch.int64)), Recording())
+        in_order((decoder.upsample, decoder.decoder), torch.zeros(1, geometry.latent_dim, 3), Recording())
+    listed = look_backs(decoder)
+    assert [(layer.channels, layer.samples, 3 * layer.per_frame) for layer in listed] == [each for each in asked if each[1]]
+    assert [layer.place for layer in listed] == [0, *(layer.end for layer in listed[:-1])]
+    assert listed[-1].end == history_size(decoder) == sum(layer.channels * layer.samples for layer in listed)
+
+
 def test_rows_of_the_arena() -> None:
     arena = StateArena(random_decoder(FLAT), 3)
     arena.rows.normal_()
@@ -249,6 +269,20 @@ def test_rows_of_the_arena() -> None:
         arena.rows[[0, 2]] = 7
         arena.put_back(where, rows)
         assert torch.equal(arena.rows, before)
+
+
+def test_parts_of_rows() -> None:
+    """All of them together are the row, but for what fills the last page of histories up."""
+    arena = StateArena(random_decoder(FLAT), 3)
+    arena.rows.normal_()
+    histories, ring = arena.parts_of([2, 0])
+    written = arena.histories(torch.tensor([2, 0]), torch.ones(2, dtype=torch.int64))
+    assert torch.equal(torch.cat(histories, dim=1), written)
+    assert torch.equal(ring, arena.frames_before(torch.tensor([2, 0]), torch.tensor([100, 100])).flatten(2))  # 100 = 20 · (W − 1)
+    before = arena.rows.clone()
+    for part in (*histories, ring):
+        part += 1
+    assert torch.equal(arena.rows, before), "they are copies"
 
 
 # ---------------------------------------------------------------------------------------------------- widths

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 
@@ -17,7 +17,7 @@ from .decoder import Code2WavDecoder
 from .incremental import plain_step
 from .incremental_state import StateArena
 
-__all__ = ["RunStep", "check_exact", "on_device"]
+__all__ = ["ExactTwin", "RunStep", "check_exact", "on_device"]
 
 RunStep = Callable[[StateArena, Tensor, Tensor], Tensor]
 """A step: arena, codes, places → samples."""
@@ -30,46 +30,88 @@ def on_device(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def check_exact(name: str, step: RunStep, decoder: Code2WavDecoder, batch: int, frames: int, *, slots: int | None = None) -> float:
+class ExactTwin:
+    """A decoder in double precision, the truth of its forms.
+
+    It takes four times the memory of half precision: it is made when it is first asked for, and whoever has it gives it up once the
+    checks are through. It is made again if the decoder's tensors were written since.
+
+    Args:
+        decoder: the decoder.
+    """
+
+    def __init__(self, decoder: Code2WavDecoder) -> None:
+        self.decoder = decoder
+        self._twin: Code2WavDecoder | None = None
+        self._made_from: list[tuple[int, int]] | None = None
+
+    def get(self) -> Code2WavDecoder:
+        """The twin of the decoder as it is now."""
+        written = self._written()
+        twin = self._twin
+        if twin is None or written is None or written != self._made_from:
+            self._twin = twin = None  # there are never two
+            twin = deepcopy(self.decoder).double()
+            twin.refresh_tables()
+            self._twin, self._made_from = twin, written
+        return twin
+
+    def give_up(self) -> None:
+        """Let go of its memory. A check that is under way keeps it until it is through."""
+        self._twin = None
+
+    def _written(self) -> list[tuple[int, int]] | None:
+        """Where the decoder's tensors lie, and how often each was written; None where torch does not count that (inference mode)."""
+        tensors = [*self.decoder.parameters(), *self.decoder.buffers()]
+        return None if any(t.is_inference() for t in tensors) else [(t.data_ptr(), t._version) for t in tensors]
+
+
+def check_exact(name: str, step: RunStep, exact: ExactTwin, batch: int, frames: int, *, slots: int | None = None) -> float:
     """Hold a prepared shape to the plain form: streams that begin, and streams whose windows are full.
+
+    Samples, the history of each convolution, and keys and values of each frame are judged by themselves: what is small, or wrong in
+    one place, is not lost in the sum of all.
 
     Args:
         name: of the form.
         step: what it runs.
-        decoder: the decoder.
+        exact: of the decoder.
         batch: rows of the shape.
         frames: frames of the shape.
         slots: of the arenas, if compiled programs know that number; by default as many as rows.
 
     Returns:
-        The largest ratio of its error to the plain form's, over samples and state, both against double precision.
+        The largest ratio of its error to the plain form's, both against double precision.
 
     Raises:
-        FormError: that is more than two roundings of one thing may differ, or not finite.
+        FormError: that is more than two roundings of one thing may differ, or not finite; it names what is wrong, and when.
     """
-    exact = deepcopy(decoder).double()
-    exact.refresh_tables()
-    begins = (0, 3 * decoder.geometry.sliding_window)
-    ratios = [ratio for first in begins for ratio in _ratios(step, decoder, exact, batch, frames, first, slots or batch)]
-    worst = max(ratios) if all(math.isfinite(ratio) for ratio in ratios) else math.inf
-    if worst > _MOST_ERROR:
+    decoder, twin = exact.decoder, exact.get()
+    begins = {"streams that begin": 0, "streams with full windows": 3 * decoder.geometry.sliding_window}
+    ratios = {
+        f"{quantity} of {streams}": ratio
+        for streams, first in begins.items()
+        for quantity, ratio in _ratios(step, decoder, twin, batch, frames, first, slots or batch).items()
+    }
+    wrong = [f"{ratio:.3g} times in {where}" for where, ratio in ratios.items() if ratio > _MOST_ERROR]
+    if wrong:
         raise FormError(
-            f"with {batch} × {frames} frames the error of form {name!r} is {worst:.3g} times the plain form's, at most {_MOST_ERROR} "
-            "is accepted"
+            f"with {batch} × {frames} frames the error of form {name!r} is more than {_MOST_ERROR} times the plain form's: "
+            f"{', '.join(wrong)}"
         )
-    return worst
+    return max(ratios.values())
 
 
 def _ratios(
-    step: RunStep, decoder: Code2WavDecoder, exact: Code2WavDecoder, batch: int, frames: int, first: int, size: int
-) -> Iterator[float]:
-    """Of samples and of state; the truth is computed for the first and the last row only."""
+    step: RunStep, decoder: Code2WavDecoder, twin: Code2WavDecoder, batch: int, frames: int, first: int, size: int
+) -> dict[str, float]:
+    """By quantity; the truth is computed for the first and the last row only."""
     draw = torch.Generator().manual_seed(frames)
     codes = torch.randint(0, decoder.geometry.codebook_size, (batch, decoder.geometry.num_quantizers, frames), generator=draw)
     codes, slots, seen = codes.to(decoder.device), torch.arange(batch).flip(0), sorted({0, batch - 1})
     begins = torch.zeros(batch, dtype=torch.int64) if first == 0 else first + torch.arange(batch)
     places = torch.stack((slots, begins), dim=1).to(decoder.device)
-    arenas = [StateArena(decoder, size), StateArena(decoder, size), StateArena(exact, len(seen))]
+    arenas = [StateArena(decoder, size), StateArena(decoder, size), StateArena(twin, len(seen))]
     noise = torch.Generator(decoder.device).manual_seed(frames)  # the caller's random numbers stay as they are
     arenas[0].rows.normal_(std=0.3, generator=noise)
     arenas[1].rows.copy_(arenas[0].rows)
@@ -78,13 +120,33 @@ def _ratios(
     with capture_conditions(), on_device(decoder.device):
         plain = plain_step(decoder, arenas[0], codes, places)[seen]
         other = step(arenas[1], codes, places)[seen]
-        truth = plain_step(exact, arenas[2], codes[seen], places_seen)
-    kept = [arena.rows[slots[seen]] for arena in arenas[:2]]
-    for right, rounded, found in ((truth, plain, other), (arenas[2].rows[: len(seen)], *kept)):
-        floor = torch.finfo(decoder.dtype).eps * _rms(right)
-        errors = [_rms(values.double() - right) for values in (rounded, found)]
-        yield errors[1] / max(errors[0], floor) if max(errors[0], floor) else 1.0 + errors[1]
+        truth = plain_step(twin, arenas[2], codes[seen], places_seen)
+    judged = slots[seen].tolist()
+    rounded, found = _parts(plain, arenas[0], judged), _parts(other, arenas[1], judged)
+    right, eps = _parts(truth, arenas[2], range(len(seen))), torch.finfo(decoder.dtype).eps
+    return {quantity: _worst(right[quantity], rounded[quantity], found[quantity], eps) for quantity in right}
 
 
-def _rms(values: Tensor) -> float:
-    return float(values.double().square().mean().sqrt())
+def _parts(samples: Tensor, arena: StateArena, slots: Sequence[int]) -> dict[str, list[Tensor]]:
+    """What a step has made, by quantity: tensors [rows, parts, numbers]."""
+    histories, ring = arena.parts_of(slots)
+    return {
+        "samples": [samples[:, None]],
+        "convolution histories": [history[:, None] for history in histories],
+        "keys and values": [ring],
+    }
+
+
+def _worst(right: Sequence[Tensor], rounded: Sequence[Tensor], found: Sequence[Tensor], eps: float) -> float:
+    """The largest error of a part over the plain form's, or over one rounding where that one happens to be smaller."""
+    ratios = []
+    for truth, plain, other in zip(right, rounded, found, strict=True):
+        error = _rms(other - truth)
+        allowed = torch.maximum(_rms(plain - truth), eps * _rms(truth))
+        ratios.append(torch.where(error == 0, 0.0, error / allowed))
+    worst = float(torch.cat(ratios).max())
+    return worst if math.isfinite(worst) else math.inf
+
+
+def _rms(parts: Tensor) -> Tensor:
+    return parts.double().square().mean((0, 2)).sqrt()

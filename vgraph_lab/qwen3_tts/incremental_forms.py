@@ -23,7 +23,7 @@ from vgraph_lab.graphs.backends.rules import capture_conditions
 
 from .decoder import Code2WavDecoder
 from .incremental import plain_step
-from .incremental_check import check_exact, on_device
+from .incremental_check import ExactTwin, check_exact, on_device
 from .incremental_state import StateArena
 
 __all__ = ["FORMS", "CompiledForm", "FastForm", "FormReport", "PlainForm", "StepForm", "choose_form"]
@@ -40,6 +40,7 @@ class StepForm(ABC):
 
     name: str
     probed_frames: tuple[int, ...] = (1, 3)  # shapes of two rows that are tried when it is made
+    error_ratio: float | None = None  # of the shapes that were checked: their largest error over the plain form's
 
     def keep_up(self) -> None:  # noqa: B027  # the plain form reads the decoder's own weights
         """Take over weights that were changed since. Before every replay; cheap if nothing has changed."""
@@ -78,10 +79,15 @@ class PlainForm(StepForm):
 
 
 class _PreparedForm(StepForm):
-    """A form that does something once for each shape."""
+    """A form that does something once for each shape, and is held to the plain form then.
+
+    Shapes that are prepared one after the other share the plain form's exact twin. It is given up when they are through: when the form
+    has been made, when the report of a capture asks for notes, and before any replay.
+    """
 
     def __init__(self, decoder: Code2WavDecoder) -> None:
         self._decoder, self._prepared = decoder, set[tuple[int, int, int]]()
+        self._exact = ExactTwin(decoder)
         self._seconds = 0.0
 
     def prepare(self, arena: StateArena, batch: int, frames: int) -> None:
@@ -93,15 +99,25 @@ class _PreparedForm(StepForm):
         codes = torch.zeros(batch, self._decoder.geometry.num_quantizers, frames, dtype=torch.int64, device=self._decoder.device)
         places = torch.tensor([[arena.spare_slot, 0]], device=self._decoder.device).repeat(batch, 1)
         try:
+            self._renew()
             with capture_conditions(), on_device(self._decoder.device):
                 self._prepare(lambda: self.continue_stream(arena, codes, places))
-            check_exact(self.name, self.continue_stream, self._decoder, batch, frames, slots=arena.spare_slot)
+            ratio = check_exact(self.name, self.continue_stream, self._exact, batch, frames, slots=arena.spare_slot)
         except FormError:
             raise
         except Exception as error:
             raise FormError(f"form {self.name!r} cannot run {batch} × {frames} frames: {type(error).__name__}: {error}") from error
         self._prepared.add(shape)
+        self.error_ratio = max(ratio, self.error_ratio or 0.0)
         self._seconds += perf_counter() - begin
+
+    def keep_up(self) -> None:
+        """No shape is being prepared where a replay follows."""
+        self._exact.give_up()
+        self._renew()
+
+    def _renew(self) -> None:
+        """Take over weights that were changed since."""
 
     def _prepare(self, step: Callable[[], Tensor]) -> None:
         step()
@@ -110,7 +126,8 @@ class _PreparedForm(StepForm):
         return plain_step(self._decoder, arena, codes, places)
 
     def notes(self) -> list[str]:
-        """How long that took."""
+        """How long that took. A capture asks when it is through."""
+        self._exact.give_up()
         return [f"form {self.name}: made ready in {self._seconds:.1f} s"]
 
 
@@ -142,7 +159,7 @@ class FastForm(_PreparedForm):
         table = self._decoder.quantizer.rvq_first.table
         return -1 if table.is_inference() else table._version
 
-    def keep_up(self) -> None:
+    def _renew(self) -> None:
         """Prepare the weights again, where graphs read them, if the decoder's tables were refreshed."""
         if self._version() != self._made_from:
             self.step.take_over(self._decoder)
@@ -263,22 +280,21 @@ def choose_form(name: str, decoder: Code2WavDecoder, **options: Any) -> tuple[St
     if name == "plain":
         return PlainForm(decoder), FormReport(name, name)
     try:
-        form, ratio = _made(name, decoder, options)
+        form = _made(name, decoder, options)
     except FormError as error:
         report = FormReport(name, "plain", str(error))
         logger.warning("%s", report)
         return PlainForm(decoder), report
-    return form, FormReport(name, name, error_ratio=ratio)
+    return form, FormReport(name, name, error_ratio=form.error_ratio)
 
 
-def _made(name: str, decoder: Code2WavDecoder, options: dict[str, Any]) -> tuple[StepForm, float | None]:
+def _made(name: str, decoder: Code2WavDecoder, options: dict[str, Any]) -> StepForm:
     try:
         form, arena = FORMS[name](decoder, **options), StateArena(decoder, 2)
-        ratios = []
         for frames in form.probed_frames:
             form.prepare(arena, 2, frames)
-            ratios.append(check_exact(form.name, form.continue_stream, decoder, 2, frames))
-        return form, max(ratios, default=None)
+        form.keep_up()
+        return form
     except FormError:
         raise
     except Exception as error:  # whatever it is, the plain form can do without it

@@ -12,6 +12,7 @@ and what its row held before is of no account then.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +20,48 @@ from torch import Tensor, nn
 from .decoder import Code2WavDecoder
 from .layers import CausalConv1d, CausalConvTranspose1d
 
-__all__ = ["StateArena", "history_size"]
+__all__ = ["LookBack", "StateArena", "history_size", "look_backs"]
+
+
+@dataclass(frozen=True, slots=True)
+class LookBack:
+    """What one layer keeps of its input.
+
+    Attributes:
+        channels: of the input.
+        samples: earlier ones that it reads.
+        per_frame: samples of the input in one frame.
+        place: where they begin in an arena's row, which holds them as [channels, samples].
+    """
+
+    channels: int
+    samples: int
+    per_frame: int
+    place: int
+
+    @property
+    def end(self) -> int:
+        """Where they end in the row."""
+        return self.place + self.channels * self.samples
+
+
+def look_backs(decoder: Code2WavDecoder) -> tuple[LookBack, ...]:
+    """The layers that look back, in the order in which they run. Their histories lie one behind the other."""
+    found: list[LookBack] = []
+    per_frame = 1
+    for layer in decoder.modules():
+        if isinstance(layer, CausalConv1d | CausalConvTranspose1d):
+            if layer.left_context:
+                place = found[-1].end if found else 0
+                found.append(LookBack(layer.conv.in_channels, layer.left_context, per_frame, place))
+            if isinstance(layer, CausalConvTranspose1d):
+                per_frame *= layer.stride
+    return tuple(found)
 
 
 def history_size(decoder: Code2WavDecoder) -> int:
     """Numbers that one row's convolutions keep: for each layer its input channels times the earlier samples that it reads."""
-    looking_back = (layer for layer in decoder.modules() if isinstance(layer, CausalConv1d | CausalConvTranspose1d))
-    return sum(layer.conv.in_channels * layer.left_context for layer in looking_back)
+    return look_backs(decoder)[-1].end
 
 
 class StateArena(nn.Module):
@@ -47,7 +83,8 @@ class StateArena(nn.Module):
         self.spare_slot = slots
         self._frame_shape = (g.num_hidden_layers, 2, g.num_key_value_heads, g.head_dim)
         page = g.num_hidden_layers * 2 * g.num_key_value_heads * g.head_dim
-        self._history_size = history_size(decoder)
+        self._look_backs = look_backs(decoder)
+        self._history_size = self._look_backs[-1].end
         self._history_pages = -(-self._history_size // page)
         pages = self._history_pages + self.ring
         with torch.inference_mode(False):  # rows are written in and outside of that mode
@@ -127,3 +164,9 @@ class StateArena(nn.Module):
     def put_back(self, where: slice | Tensor, rows: Tensor) -> None:
         """Whole rows as :meth:`copy_of` returned them."""
         self.rows[where] = rows
+
+    def parts_of(self, slots: Sequence[int]) -> tuple[list[Tensor], Tensor]:
+        """What some rows hold, copied out: the history of each layer, [B, channels · samples], and the ring, [B, W − 1, page size]."""
+        rows = self.rows[slots]
+        histories = rows.flatten(1)
+        return [histories[:, layer.place : layer.end] for layer in self._look_backs], rows[:, self._history_pages :]
