@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,13 +11,17 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from contracts.incremental import running, stage
 from contracts.streaming import MIXED, play
 
 import vgraph_lab as vg
 from vgraph_lab import inspect
 from vgraph_lab.graphs.backends.base import GraphBackend
 from vgraph_lab.graphs.structure import tensors
+from vgraph_lab.inspect.kernel_times import added_times, kernel_times
 from vgraph_lab.inspect.ledger import LEDGER_PARTS
+from vgraph_lab.qwen3_tts.checkpoint import random_decoder
+from vgraph_lab.qwen3_tts.geometry import DecoderGeometry
 
 TINY = Path(__file__).parents[1] / "data" / "tiny-12hz"
 MIB = 2**20
@@ -107,3 +113,35 @@ def test_a_recording_holds_the_same_tables(runner: vg.GPUGenerationModelRunner, 
         pd.testing.assert_frame_equal(table(loaded), table(made))
     assert inspect.coverage_table(loaded)["calls"].sum() == runner.stats().calls() > 0
     assert "NVIDIA" in loaded.machine["card"]
+
+
+def test_kernels_that_overlap_are_not_counted_twice(backend: GraphBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fast form's kernels, by name as the graph's nodes are; and all together the time in which any of them ran."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    geometry = DecoderGeometry(
+        codebook_size=32, codebook_dim=128, latent_dim=256, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=4, head_dim=32, sliding_window=23, max_position_embeddings=512, upsampling_ratios=(2,),
+        upsample_rates=(3,), decoder_dim=192,
+    )  # fmt: skip
+    spans: list[tuple[float, float]] = []
+
+    def noted(given: list[tuple[float, float]]) -> list[float]:
+        spans.extend(given)
+        return added_times(given)
+
+    device, settings = backend.device, {"qwen3_tts.incremental": {"form": "fast", "autotune": False}}
+    decoder = random_decoder(geometry, device, torch.bfloat16, seed=4)
+    with running(str(device), stage([2], targets=settings), decoder=decoder) as runner:
+        assert runner.manager is not None
+        entry = next(e for e in runner.manager.entries() if not e.descriptor.state)
+        nodes = Counter(node.name for node in entry.graph.nodes())
+        with monkeypatch.context() as patch, runner.manager.pool.exclusive():
+            patch.setattr("vgraph_lab.inspect.kernel_times.added_times", noted)
+            table = kernel_times(entry.graph.replay, device, repeats=5)
+    assert dict(zip(table["name"], table["calls"], strict=True)) == nodes
+    assert set(table["work"]) == {"own kernels"}
+    busy, end = 0.0, -math.inf
+    for start, stop in sorted(spans):
+        busy, end = busy + max(0.0, stop - max(start, end)), max(end, stop)
+    assert len(spans) == 5 * nodes.total()
+    assert table["total_ms"].sum() * 5 * 1e3 == pytest.approx(busy)

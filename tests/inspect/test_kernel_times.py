@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from vgraph_lab.inspect.kernel_times import KERNEL_TIME_COLUMNS, REST, kernel_times, part_times, times_by_kind
+from vgraph_lab.inspect.kernel_times import KERNEL_TIME_COLUMNS, REST, added_times, kernel_times, part_times, times_by_kind
 from vgraph_lab.inspect.work_kinds import WORK_KINDS
 
 CPU = torch.device("cpu")
@@ -36,6 +38,31 @@ def test_a_trace_of_nothing_is_empty() -> None:
     table = kernel_times(lambda: None, CPU, repeats=1)
     assert list(table.columns) == list(KERNEL_TIME_COLUMNS)
     assert times_by_kind(table) == {}
+
+
+@pytest.mark.parametrize(
+    ("spans", "added"),
+    [
+        ([], []),
+        ([(3, 5)], [2]),
+        ([(0, 2), (2, 5), (7, 8)], [2, 3, 1]),
+        ([(0, 4), (1, 6), (5, 9)], [4, 2, 3]),
+        ([(0, 9), (2, 4), (8, 12)], [9, 0, 3]),
+        ([(5, 9), (0, 4), (1, 6)], [3, 4, 2]),
+        ([(1, 3), (1, 3)], [2, 0]),
+        ([(1, 5), (1, 3)], [2, 2]),
+    ],
+    ids=["none", "one", "one after the other", "overlapping", "one inside another", "out of order", "equal", "equal starts"],
+)
+def test_what_each_span_adds(spans: list[tuple[float, float]], added: list[float]) -> None:
+    assert added_times(spans) == added
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda pair: (pair[0], sum(pair))), max_size=12))
+def test_together_spans_add_the_time_in_which_anything_ran(spans: list[tuple[int, int]]) -> None:
+    added = added_times(spans)
+    assert sum(added) == len({moment for start, end in spans for moment in range(start, end)})
+    assert all(0 <= more <= end - start for more, (start, end) in zip(added, spans, strict=True))
 
 
 class Two(nn.Module):

@@ -1,12 +1,14 @@
 """Where the time of a call goes: device time by kernel, from a profiler's trace, and by part of the model.
 
-On CUDA the trace sees the kernels inside replayed graphs; times are the device's, without gaps. On the CPU it sees aten
-operations, each without those inside it, so a replayed tape and eager code are told apart in the same way. A trace slows the host
-down: compare shares and device times, and take wall times without it.
+On CUDA the trace sees the kernels inside replayed graphs; times are the device's, without gaps. A kernel that was started while
+the one before it still ran (programmatic dependent launch) counts from that one's end: until then it only waited. On the CPU the trace
+sees aten operations, each without those inside it, so a replayed tape and eager code are told apart in the same way. A trace slows
+the host down: compare shares and device times, and take wall times without it.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from .work_kinds import WORK_KINDS, kind_of_work
 
-__all__ = ["KERNEL_TIME_COLUMNS", "REST", "kernel_times", "part_times", "times_by_kind"]
+__all__ = ["KERNEL_TIME_COLUMNS", "REST", "added_times", "kernel_times", "part_times", "times_by_kind"]
 
 KERNEL_TIME_COLUMNS = {
     "work": "kind of work, told by the name",
@@ -50,15 +52,39 @@ def kernel_times(run: Callable[[], Any], device: torch.device, *, repeats: int =
     """
     is_cuda = device.type == "cuda"
     with _traced(run, device, repeats, [ProfilerActivity.CUDA] if is_cuda else [ProfilerActivity.CPU]) as trace:
-        averages = trace.key_averages()
-    rows = []
-    for event in averages:
-        time_us = event.self_device_time_total if is_cuda else event.self_cpu_time_total
-        if event.device_type.name == device.type.upper() and time_us > 0 and (is_cuda or "::" in event.key):
-            rows.append((kind_of_work(event.key), event.key, event.count / repeats, time_us / repeats / 1e3))
+        seen = _device_times(trace) if is_cuda else _operation_times(trace)
+    rows = [(kind_of_work(name), name, len(times) / repeats, sum(times) / repeats / 1e3) for name, times in seen.items() if sum(times) > 0]
     table = pd.DataFrame(rows, columns=list(KERNEL_TIME_COLUMNS)[:-1]).astype({"calls": "float64", "total_ms": "float64"})
     table["time_share"] = table["total_ms"] / (table["total_ms"].sum() or 1.0)
     return table.sort_values(["total_ms", "name"], ascending=[False, True], ignore_index=True)
+
+
+def _device_times(trace: profile) -> dict[str, list[float]]:
+    """Microseconds of each run of each kernel."""
+    ran = [event for event in trace.events() if event.device_type.name == "CUDA"]
+    found: dict[str, list[float]] = {}
+    for event, us in zip(ran, added_times([(e.time_range.start, e.time_range.end) for e in ran]), strict=True):
+        found.setdefault(event.name, []).append(us)
+    return found
+
+
+def _operation_times(trace: profile) -> dict[str, list[float]]:
+    """The same of aten operations, each without those inside it."""
+    found: dict[str, list[float]] = {}
+    for event in trace.events():
+        if event.device_type.name == "CPU" and "::" in event.name:
+            found.setdefault(event.name, []).append(event.self_cpu_time_total)
+    return found
+
+
+def added_times(spans: Sequence[tuple[float, float]]) -> list[float]:
+    """By how much each (start, end) makes the time longer in which anything ran, in order of their starts; in the order given."""
+    added, busy_until = [0.0] * len(spans), -math.inf
+    for place in sorted(range(len(spans)), key=spans.__getitem__):
+        start, end = spans[place]
+        added[place] = max(0.0, end - max(start, busy_until))
+        busy_until = max(busy_until, end)
+    return added
 
 
 def times_by_kind(kernels: pd.DataFrame) -> dict[str, float]:

@@ -20,7 +20,7 @@ WORK_KINDS = {
 }
 """Kinds of work in the order in which they are shown, with their meaning."""
 
-OWN_KERNELS = frozenset({"attend", "convolve", "depthwise_norm", "embed", "move_histories", "residual_unit", "sum_taps"})
+OWN_KERNELS = frozenset({"attend", "convolve", "depthwise_norm", "embed", "move_histories", "residual_unit", "resident_unit", "sum_taps"})
 """Names of this package's Triton kernels. A Triton kernel's name is the bare name of its Python function."""
 
 # The first that matches decides. Names of libraries change; what none of them matches is "other" and shows up as such.

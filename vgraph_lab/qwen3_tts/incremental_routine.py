@@ -99,9 +99,9 @@ class IncrementalRoutine(Routine[Tensor]):
                 f"{list(codes.shape)}."
             )
         if not places.is_cuda or self.debug:  # a kernel that is told of another slot writes into other memory
-            low, high = (int(value) for value in torch.aminmax(places[:, 0]))
-            if low < 0 or high > self._arena.spare_slot:
-                raise InputError(f"slots must be 0 … {self._arena.spare_slot}, got {low} to {high}.")
+            slots = [slot for slot, _ in places.tolist()]
+            if min(slots) < 0 or max(slots) > self._arena.spare_slot:
+                raise InputError(f"slots must be 0 … {self._arena.spare_slot}, got {min(slots)} to {max(slots)}.")
         if has_reference and codes.shape[2] <= self._window:
             raise InputError(
                 f"codes with a reference must be [B, Q, {self._window} + n], n ≥ 1, got {list(codes.shape)}. Pad the reference on the left."
@@ -168,9 +168,14 @@ class IncrementalRoutine(Routine[Tensor]):
         """
         self._form.keep_up()
         inputs = buffers["inputs"]
-        is_staged = inputs.is_cuda and not codes.is_cuda and not places.is_cuda
-        staged = torch.empty_like(inputs, device="cpu", pin_memory=True) if is_staged else inputs
-        self._fill(*self._parts(descriptor, staged), codes, places)
+        on_host = not codes.is_cuda and not places.is_cuda
+        is_staged = inputs.is_cuda and on_host
+        staged = torch.empty(inputs.shape, dtype=torch.int64, pin_memory=True) if is_staged else inputs
+        is_exact = codes.shape[0] == descriptor.batch_size and codes.shape[2] == self._columns(descriptor)
+        if is_exact and on_host and codes.dtype is torch.int64:  # what most calls are: one operation
+            torch.cat((places.reshape(-1), codes.reshape(-1)), out=staged)
+        else:
+            self._fill(*self._parts(descriptor, staged), codes, places)
         if is_staged:
             inputs.copy_(staged, non_blocking=True)
 
@@ -198,6 +203,8 @@ class IncrementalRoutine(Routine[Tensor]):
         is_last: bool = False,
     ) -> Tensor:
         """Cut padded rows and the samples of padded frames."""
+        if codes.shape[0] == output.shape[0] and self._new_frames(codes, has_reference) == descriptor.frames:
+            return output
         return output[: codes.shape[0], : self._new_frames(codes, has_reference) * self._samples_per_frame]
 
     def eager_call(self, codes: Tensor, places: Tensor, has_reference: bool = False, is_last: bool = False) -> Tensor:

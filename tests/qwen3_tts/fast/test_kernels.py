@@ -48,6 +48,35 @@ def test_a_causal_convolution_and_its_snake(kernels: Any, tile: tuple[int, ...],
         assert not product._arrived.any(), "counters are as before, for the next launch"
 
 
+@pytest.mark.parametrize("columns", [48, 96, 144])
+@pytest.mark.parametrize("dilation", [1, 3])
+def test_columns_beside_each_other(kernels: Any, columns: int, dilation: int) -> None:
+    """48 of a program are 32 and 16; one tile of them, and several. Rows do not fill the last tile, and a tile has rows of two requests."""
+    from vgraph_lab.qwen3_tts.fast.products import of_conv
+    from vgraph_lab.qwen3_tts.fast.tiles import Tile
+
+    layer, after = CausalConv1d(32, columns, 3, dilation=dilation), snake(columns)
+    rows, left = 19, 2 * dilation
+    x, residual = draw(2, 32, left + rows), draw(2, 5 + rows, columns, seed=6)
+    out, activated = torch.full((3, 4 + rows, columns), torch.nan), torch.full((3, rows, columns), torch.nan)
+    with torch.no_grad():
+        of_conv(layer, snake=after)(
+            x.transpose(1, 2).contiguous(),
+            rows,
+            choose=choose(Tile(16, 32, 16, more=16)),
+            residual=residual[:, 5:],
+            out=out[:2, 4:],
+            activated=activated[:2],
+        )
+        expected = F.conv1d(x.double(), layer.conv.weight.double(), layer.conv.bias.double(), dilation=dilation).transpose(1, 2)
+        expected = expected + residual[:, 5:]
+        torch.testing.assert_close(out[:2, 4:], expected.float(), **TOLERANCE)
+        after_snake = after.double()(expected.transpose(1, 2)).transpose(1, 2)
+        torch.testing.assert_close(activated[:2], after_snake.float(), **TOLERANCE)
+    untouched = [out[:2, :4], out[2:], activated[2:]]
+    assert all(bool(part.isnan().all()) for part in untouched), "nothing is written outside"
+
+
 @pytest.mark.parametrize("taps", [1, 2])
 def test_a_transposed_convolution(kernels: Any, taps: int) -> None:
     """Five samples from each input; the first input is the one before."""
@@ -103,8 +132,9 @@ def test_gelu_is_the_exact_one(kernels: Any) -> None:
 
 @pytest.mark.parametrize("keeps_stream", [True, False])
 def test_a_fused_residual_unit(kernels: Any, keeps_stream: bool) -> None:
-    from vgraph_lab.qwen3_tts.fast.products import FusedUnit, of_conv
+    from vgraph_lab.qwen3_tts.fast.products import of_conv
     from vgraph_lab.qwen3_tts.fast.tiles import Tile
+    from vgraph_lab.qwen3_tts.fast.units import FusedUnit
 
     wide, narrow = CausalConv1d(48, 48, 7, dilation=3), CausalConv1d(48, 48, 1)
     inner, after = snake(48), snake(48, seed=8)

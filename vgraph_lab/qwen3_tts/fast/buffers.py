@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, cast
-
 import torch
 from torch import Tensor, nn
 
 from vgraph_lab.qwen3_tts.decoder import Code2WavDecoder
-from vgraph_lab.qwen3_tts.incremental_state import StateArena
-from vgraph_lab.qwen3_tts.layers import CausalConv1d, CausalConvTranspose1d
+from vgraph_lab.qwen3_tts.incremental_state import StateArena, look_backs
 
 from . import kernels
+from .launch import launch
 
-__all__ = ["LookBack", "LookBacks"]
+__all__ = ["LookBacks"]
 
 _BLOCK = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class LookBack:
-    """One layer's input: channels, earlier samples that it needs, and samples per frame."""
-
-    channels: int
-    samples: int
-    per_frame: int
 
 
 class LookBacks(nn.Module):
@@ -36,19 +23,18 @@ class LookBacks(nn.Module):
 
     def __init__(self, decoder: Code2WavDecoder) -> None:
         super().__init__()
-        self.layers = tuple(_look_backs(decoder))
-        starts = [(index, start) for index, layer in enumerate(self.layers) for start in range(0, layer.channels * layer.samples, _BLOCK)]
+        self.layers = look_backs(decoder)
+        starts = [(index, start) for index, layer in enumerate(self.layers) for start in range(0, layer.end - layer.place, _BLOCK)]
         self.register_buffer("_programs", torch.tensor(starts, device=decoder.device), persistent=False)
         self._tables: dict[tuple[int, int], Tensor] = {}
 
     def allocate(self, batch: int, frames: int, like: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Memory for all of them, and each as [B, samples + T, C]."""
-        sizes = [layer.channels * (layer.samples + layer.per_frame * frames) for layer in self.layers]
-        places = _places(sizes, batch)
-        memory = like.new_empty(places[-1])
+        spans, end = self._spans(batch, frames)
+        memory = like.new_empty(end)
         views = [
-            memory[place : place + batch * size].view(batch, -1, layer.channels)
-            for place, size, layer in zip(places, sizes, self.layers, strict=False)
+            memory[begin : begin + batch * size].view(batch, -1, layer.channels)
+            for layer, (begin, size) in zip(self.layers, spans, strict=True)
         ]
         return memory, views
 
@@ -62,36 +48,34 @@ class LookBacks(nn.Module):
 
     def _move(self, arena: StateArena, memory: Tensor, places: Tensor, frames: int, *, save: bool) -> None:
         batch = places.shape[0]
-        cast("Any", kernels.move_histories)[(self._programs.shape[0], batch)](
-            arena.rows, memory, places, self._programs, self.table(batch, frames), arena.rows.stride(0), SAVE=save, BLOCK=_BLOCK
+        launch(
+            kernels.move_histories,
+            (self._programs.shape[0], batch),
+            arena.rows,
+            memory,
+            places,
+            self._programs,
+            self.table(batch, frames),
+            arena.rows.stride(0),
+            SAVE=save,
+            BLOCK=_BLOCK,
         )
 
     def table(self, batch: int, frames: int) -> Tensor:
         """What the kernel is told of each layer, made once for each shape: captures find it on the device."""
         if (batch, frames) not in self._tables:
-            sizes = [layer.channels * (layer.samples + layer.per_frame * frames) for layer in self.layers]
-            places, rows, kept = _places(sizes, batch), [], 0
-            for layer, size, place in zip(self.layers, sizes, places, strict=False):
-                rows.append((kept, layer.channels, layer.samples, layer.per_frame * frames, place, size))
-                kept += layer.channels * layer.samples
+            rows = [
+                (layer.place, layer.channels, layer.samples, layer.per_frame * frames, begin, size)
+                for layer, (begin, size) in zip(self.layers, self._spans(batch, frames)[0], strict=True)
+            ]
             self._tables[batch, frames] = torch.tensor(rows, device=self._programs.device)
         return self._tables[batch, frames]
 
-
-def _places(sizes: Sequence[int], batch: int) -> list[int]:
-    """Where each buffer begins, on multiples of 16 elements, and where the last one ends."""
-    places = [0]
-    for size in sizes:
-        places.append(places[-1] + -(-size * batch // 16) * 16)
-    return places
-
-
-def _look_backs(decoder: Code2WavDecoder) -> list[LookBack]:
-    found, per_frame = [], 1
-    for layer in decoder.modules():
-        if isinstance(layer, CausalConv1d | CausalConvTranspose1d):
-            if layer.left_context:
-                found.append(LookBack(layer.conv.in_channels, layer.left_context, per_frame))
-            if isinstance(layer, CausalConvTranspose1d):
-                per_frame *= layer.stride
-    return found
+    def _spans(self, batch: int, frames: int) -> tuple[list[tuple[int, int]], int]:
+        """Where each buffer begins, on multiples of 16 elements, and the size of one of its rows; and where the last one ends."""
+        spans, end = [], 0
+        for layer in self.layers:
+            size = layer.channels * (layer.samples + layer.per_frame * frames)
+            spans.append((end, size))
+            end += -(-size * batch // 16) * 16
+        return spans, end

@@ -1,4 +1,5 @@
-"""Triton kernels of the fast form. Importing this module needs Triton; calling them needs a GPU, or TRITON_INTERPRET=1.
+"""Triton kernels of the fast form between its matrix products. Importing this module needs Triton; calling them needs a GPU, or
+TRITON_INTERPRET=1.
 
 All activations are channels-last: [rows, time, channels]. What looks back has its earlier samples in front, in the same buffer.
 """
@@ -7,205 +8,27 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-__all__ = ["attend", "convolve", "depthwise_norm", "embed", "move_histories", "residual_unit", "sum_taps"]
-
-
-_ROUND = tl.constexpr(12582912.0)  # 1.5 · 2²³: added and taken away again, it rounds to the nearest whole number
+__all__ = ["attend", "depthwise_norm", "embed", "move_histories", "sum_taps", "take_turn"]
 
 
 @triton.jit
-def _sin_squared(x, FAST: tl.constexpr):
-    """sin² of fp32 arguments below 10⁷, reduced to ±π/2.
+def take_turn(EARLY: tl.constexpr):
+    """With EARLY (programmatic dependent launch): wait for the kernel before, then let the next one's programs start.
 
-    In full precision by the series to r¹¹ (error below 6e-8) after a reduction in three parts (Cody and Waite). FAST takes the sine
-    unit of the GPU instead (absolute error about 5e-7, and 9e-8 more for each multiple of π), far below what half precision keeps.
+    What a kernel does ahead of this call overlaps with the one before it, so it may touch constants only. The other way round, waiting
+    programs of several kernels to come would crowd out the one at work.
     """
-    n = (x * 0.3183098861837907 + _ROUND) - _ROUND
-    if FAST:
-        s = libdevice.fast_sinf(x - n * 3.14159265358979)
-        return s * s
-    r = x - n * 3.140625
-    r = r - n * 9.67502593994140625e-4
-    r = r - n * 1.509957990978376432e-7
-    q = r * r
-    s = 1.0 + q * (-1 / 6 + q * (1 / 120 + q * (-1 / 5040 + q * (1 / 362880 - q * (1 / 39916800)))))
-    return q * s * s
-
-
-@triton.jit(do_not_specialize=["M", "T", "blocks", "blocks_per_tap"])  # or each number of samples would be compiled for itself
-def convolve(
-    x,
-    w,
-    bias,
-    residual,
-    out,
-    activated,
-    frequency,
-    magnitude,
-    partial,
-    arrived,
-    M,
-    T,
-    N,
-    w_row,
-    x_batch,
-    residual_batch,
-    out_batch,
-    activated_batch,
-    C,
-    tap_step,
-    blocks_per_tap,
-    blocks,
-    eps,
-    NORM: tl.constexpr,
-    GATE: tl.constexpr,
-    GELU: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    STORE: tl.constexpr,
-    SNAKE: tl.constexpr,
-    SPLIT: tl.constexpr,
-    PRECISION: tl.constexpr,
-    FAST: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    """Matrix product over the taps of a causal convolution, and all that follows it per element.
-
-    out[b, t, n] = f(Σ_tap Σ_c x[b, t + tap · dilation, c] · w[tap · C + c, n] + bias[n]). A linear layer has one tap; a transposed
-    convolution has one or two, and stride · channels columns, which are the next ``stride`` samples one after the other.
-
-    Program axes: tiles (columns first, then rows, which are all B · T in one line), parts of the sum. With SPLIT parts, the last one to
-    arrive adds them all, in their order, so that results do not depend on which one that is.
-    """
-    tile = tl.program_id(0)
-    across = tl.cdiv(N, BN)
-    column = (tile % across) * BN + tl.arange(0, BN)
-    row = (tile // across) * BM + tl.arange(0, BM)
-    part = tl.program_id(1)
-    m = tl.minimum(row, M - 1)
-    batch = (m // T).to(tl.int64)
-    t = m % T
-    kk = tl.arange(0, BK)
-    x_pointer = x + (batch * x_batch + t * C)[:, None] + kk[None, :]
-    w_pointer = w + kk[:, None] * w_row + column[None, :]
-    acc = tl.zeros((BM, BN), tl.float32)
-    if GATE:
-        up = tl.zeros((BM, BN), tl.float32)
-    if NORM:
-        squares = tl.zeros((BM,), tl.float32)
-    for k in range(part * blocks // SPLIT, (part + 1) * blocks // SPLIT):
-        for p in tl.static_range(PARTS):
-            a = tl.load(x_pointer + ((k // blocks_per_tap) * tap_step + ((k % blocks_per_tap) * PARTS + p) * BK))
-            acc = tl.dot(a, tl.load(w_pointer + (k * PARTS + p) * BK * w_row), acc, input_precision=PRECISION)
-            if GATE:
-                up = tl.dot(a, tl.load(w_pointer + ((k * PARTS + p) * BK * w_row + N)), up, input_precision=PRECISION)
-            if NORM:
-                wide = a.to(tl.float32)
-                squares += tl.sum(wide * wide, axis=1)
-
-    if SPLIT > 1:
-        inside = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
-        own = partial + tile.to(tl.int64) * (SPLIT * BM * BN) + inside
-        tl.store(own + part * (BM * BN), acc)
-        tl.debug_barrier()
-        if tl.atomic_add(arrived + tile, 1, sem="acq_rel") != SPLIT - 1:
-            return
-        tl.debug_barrier()
-        acc = tl.zeros((BM, BN), tl.float32)
-        for other in tl.static_range(SPLIT):
-            acc += tl.load(own + other * (BM * BN), cache_modifier=".cg")
-        tl.atomic_xchg(arrived + tile, 0)  # as it was, for the next launch
-
-    if NORM:
-        acc = acc * tl.rsqrt(squares / (blocks * (BK * PARTS)) + eps)[:, None]
-    v = acc + tl.load(bias + column)[None, :]
-    if GATE:
-        if NORM:
-            up = up * tl.rsqrt(squares / (blocks * (BK * PARTS)) + eps)[:, None]
-        v = v * tl.sigmoid(v) * up
-    if GELU:
-        v = 0.5 * v * (1.0 + tl.erf(v * 0.7071067811865476))
-    place = t[:, None] * N + column[None, :]
-    inside_mask = (row < M)[:, None] & (column < N)[None, :]
-    if RESIDUAL:
-        v += tl.load(residual + (batch * residual_batch)[:, None] + place, mask=inside_mask, other=0.0).to(tl.float32)
-    if STORE:
-        tl.store(out + (batch * out_batch)[:, None] + place, v.to(out.dtype.element_ty), mask=inside_mask)
-    if SNAKE:
-        s = v + tl.load(magnitude + column)[None, :] * _sin_squared(v * tl.load(frequency + column)[None, :], FAST)
-        tl.store(activated + (batch * activated_batch)[:, None] + place, s.to(activated.dtype.element_ty), mask=inside_mask)
-
-
-@triton.jit(do_not_specialize=["M", "T", "blocks", "blocks_per_tap"])
-def residual_unit(
-    x,
-    w,
-    bias,
-    frequency,
-    magnitude,
-    point_w,
-    point_bias,
-    residual,
-    out,
-    activated,
-    next_frequency,
-    next_magnitude,
-    M,
-    T,
-    C,
-    w_row,
-    x_batch,
-    stream_batch,
-    activated_batch,
-    tap_step,
-    blocks_per_tap,
-    blocks,
-    STORE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    FAST: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    """A whole residual unit of at most BN channels: dilated convolution, SnakeBeta, pointwise convolution, sum, next SnakeBeta.
-
-    What lies between the convolutions never leaves the program. ``residual`` and ``out`` have the same strides.
-    """
-    column = tl.arange(0, BN)
-    row = tl.program_id(0) * BM + tl.arange(0, BM)
-    m = tl.minimum(row, M - 1)
-    batch = (m // T).to(tl.int64)
-    t = m % T
-    kk = tl.arange(0, BK)
-    x_pointer = x + (batch * x_batch + t * C)[:, None] + kk[None, :]
-    w_pointer = w + kk[:, None] * w_row + column[None, :]
-    acc = tl.zeros((BM, BN), tl.float32)
-    for k in range(blocks):
-        for p in tl.static_range(PARTS):
-            a = tl.load(x_pointer + ((k // blocks_per_tap) * tap_step + ((k % blocks_per_tap) * PARTS + p) * BK))
-            acc = tl.dot(a, tl.load(w_pointer + (k * PARTS + p) * BK * w_row), acc, input_precision=PRECISION)
-    v = acc + tl.load(bias + column)[None, :]
-    v = v + tl.load(magnitude + column)[None, :] * _sin_squared(v * tl.load(frequency + column)[None, :], FAST)
-    inner = tl.arange(0, BN)
-    point = tl.load(point_w + inner[:, None] * w_row + column[None, :], mask=(inner < C)[:, None], other=0.0)
-    v = tl.dot(v.to(x.dtype.element_ty), point, input_precision=PRECISION) + tl.load(point_bias + column)[None, :]
-    place = t[:, None] * C + column[None, :]
-    mask = (row < M)[:, None] & (column < C)[None, :]
-    v += tl.load(residual + (batch * stream_batch)[:, None] + place, mask=mask, other=0.0).to(tl.float32)
-    if STORE:
-        tl.store(out + (batch * stream_batch)[:, None] + place, v.to(out.dtype.element_ty), mask=mask)
-    v = v + tl.load(next_magnitude + column)[None, :] * _sin_squared(v * tl.load(next_frequency + column)[None, :], FAST)
-    tl.store(activated + (batch * activated_batch)[:, None] + place, v.to(activated.dtype.element_ty), mask=mask)
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit(do_not_specialize=["T"])
-def embed(codes, table, out, out_batch, T, K, C: tl.constexpr, Q: tl.constexpr, BC: tl.constexpr):
+def embed(codes, table, out, out_batch, T, K, C: tl.constexpr, Q: tl.constexpr, BC: tl.constexpr, EARLY: tl.constexpr = False):
     """out[b, t] = Σ_q table[q, codes[b, q, t]]; one program for each frame."""
+    take_turn(EARLY)
     b = (tl.program_id(0) // T).to(tl.int64)
     t = tl.program_id(0) % T
     c = tl.arange(0, BC)
@@ -217,8 +40,9 @@ def embed(codes, table, out, out_batch, T, K, C: tl.constexpr, Q: tl.constexpr, 
 
 
 @triton.jit(do_not_specialize=["T"])
-def depthwise_norm(x, w, bias, gain, shift, out, x_batch, T, C, eps, TAPS: tl.constexpr, BC: tl.constexpr):
+def depthwise_norm(x, w, bias, gain, shift, out, x_batch, T, C, eps, TAPS: tl.constexpr, BC: tl.constexpr, EARLY: tl.constexpr = False):
     """Depthwise convolution over the rows in front, then LayerNorm over the channels; one program for each sample."""
+    take_turn(EARLY)
     b = (tl.program_id(0) // T).to(tl.int64)
     t = tl.program_id(0) % T
     c = tl.arange(0, BC)
@@ -252,6 +76,7 @@ def attend(
     PRECISION: tl.constexpr,
     BQ: tl.constexpr,
     BKEY: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
     """Attention of new frames over the ring of W − 1 earlier ones and themselves, and the new keys and values into the ring.
 
@@ -260,6 +85,7 @@ def attend(
 
     ``frames_kept`` points at frame 0 of slot 0, at this layer's keys; ``places`` is [B, 2]: slot, and number of the first frame.
     """
+    take_turn(EARLY)
     b = (tl.program_id(0) // HEADS).to(tl.int64)
     head = tl.program_id(0) % HEADS
     slot = tl.load(places + 2 * b)
@@ -323,12 +149,13 @@ def attend(
 
 
 @triton.jit(do_not_specialize=["T"])
-def sum_taps(x, bias, out, T, left, TAPS: tl.constexpr, BLOCK: tl.constexpr):
+def sum_taps(x, bias, out, T, left, TAPS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = False):
     """out[b, t] = clamp(Σ_tap x[b, t + tap, tap] + bias): a convolution to one channel, whose products are there for each sample and tap.
 
     A matrix product with one column would read its input once for each tap; so each sample is multiplied with all taps at once, and
     what belongs together is added here.
     """
+    take_turn(EARLY)
     b = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = t < T
@@ -340,7 +167,9 @@ def sum_taps(x, bias, out, T, left, TAPS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def move_histories(arena, buffers, places, programs, layers, slot_stride, SAVE: tl.constexpr, BLOCK: tl.constexpr):
+def move_histories(
+    arena, buffers, places, programs, layers, slot_stride, SAVE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = False
+):
     """Copy what all convolutions look back at: from the arena in front of each buffer, or (SAVE) from each buffer's end back.
 
     A stream that begins has zeros there.
@@ -349,6 +178,7 @@ def move_histories(arena, buffers, places, programs, layers, slot_stride, SAVE: 
     place in the arena's row, channels C, samples S, new samples T, place in the buffers, and elements from one row to the next.
     The arena holds [C, S], a buffer [S + T, C].
     """
+    take_turn(EARLY)
     program = tl.program_id(0)
     b = tl.program_id(1).to(tl.int64)
     layer = layers + tl.load(programs + 2 * program) * 6

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Protocol
 
 import torch
 import triton
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from vgraph_lab.qwen3_tts.layers import CausalConv1d, CausalConvTranspose1d, SnakeBeta
 
-from . import kernels
-from .tiles import MOST_TILES, WIDEST, Problem, Tile
+from . import matrix_kernels
+from .launch import launch
+from .tiles import MOST_TILES, Problem, Tile, padded
 
-__all__ = ["MOST_FUSED_CHANNELS", "FusedUnit", "Product", "TileChoice", "of_conv", "of_linear", "of_transposed_conv"]
+__all__ = ["Product", "Run", "TileChoice", "check_input", "of_conv", "of_linear", "of_matrix", "of_transposed_conv"]
 
-
-MOST_FUSED_CHANNELS = 128
-"""Channels of the widest residual unit that is one kernel: a program holds all of them."""
+_FEW_ROWS = 1024
+"""Up to these, a product waits for its weights more than for anything else."""
 
 
 class Run(Protocol):
@@ -71,8 +71,7 @@ class Product(nn.Module):
         self.columns = columns // 2 if gate else columns
         self.norm_eps, self.gate, self.gelu = norm_eps, gate, gelu
         self.has_snake = snake is not None
-        unit = WIDEST if self.columns > WIDEST // 2 else WIDEST // 2  # filled up to whole tiles, loads need no mask
-        width = -(-self.columns // unit) * unit + (self.columns if gate else 0)
+        width = padded(self.columns) + (self.columns if gate else 0)
 
         def filled(values: Tensor, dtype: torch.dtype) -> Tensor:
             wide = values.new_zeros((*values.shape[:-1], width), dtype=dtype)
@@ -109,12 +108,11 @@ class Product(nn.Module):
         problem = Problem(batch * rows, self.columns, self.channels, self.taps, self.kind, can_split, x.dtype)
 
         def run(tile: Tile, *, compile_only: bool = False) -> None:
-            grid = (triton.cdiv(self.columns, tile.columns) * triton.cdiv(problem.rows, tile.rows), tile.split)
+            grid = (triton.cdiv(self.columns, tile.width) * triton.cdiv(problem.rows, tile.rows), tile.split)
             sums = grid[0] * tile.split * tile.rows * tile.columns if tile.split > 1 else 1
-            start(
-                kernels.convolve,
+            launch(
+                matrix_kernels.convolve,
                 grid,
-                compile_only,
                 x,
                 self.matrix,
                 self.bias,
@@ -151,62 +149,11 @@ class Product(nn.Module):
                 BN=tile.columns,
                 BK=tile.depth,
                 PARTS=tile.parts,
+                MORE=tile.more,
+                PREFETCH=problem.rows <= _FEW_ROWS,
                 num_warps=tile.warps,
                 num_stages=tile.stages,
-            )
-
-        choose(problem, run)
-
-
-class FusedUnit(nn.Module):
-    """A residual unit in one kernel, for at most :data:`MOST_FUSED_CHANNELS` channels: its first product, then its second."""
-
-    def __init__(self, wide: Product, narrow: Product) -> None:
-        super().__init__()
-        self.wide, self.narrow = wide, narrow
-
-    def forward(self, x: Tensor, rows: int, *, choose: TileChoice, stream: Tensor, out: Tensor | None, activated: Tensor) -> None:
-        """x [B, rows + left, C], stream [B, rows, C] → the next stream, if wanted, and its SnakeBeta."""
-        wide, narrow = self.wide, self.narrow
-        check_input(x, rows, wide)
-        problem = Problem(x.shape[0] * rows, wide.columns, wide.channels, wide.taps, "u", may_split=False, dtype=x.dtype)
-
-        def run(tile: Tile, *, compile_only: bool = False) -> None:
-            start(
-                kernels.residual_unit,
-                (triton.cdiv(problem.rows, tile.rows),),
-                compile_only,
-                x,
-                wide.matrix,
-                wide.bias,
-                wide.frequency,
-                wide.magnitude,
-                narrow.matrix,
-                narrow.bias,
-                stream,
-                stream if out is None else out,
-                activated,
-                narrow.frequency,
-                narrow.magnitude,
-                problem.rows,
-                rows,
-                wide.channels,
-                wide.matrix.stride(0),
-                x.stride(0),
-                stream.stride(0),
-                activated.stride(0),
-                wide.dilation * wide.channels,
-                wide.channels // (tile.depth * tile.parts),
-                wide.taps * wide.channels // (tile.depth * tile.parts),
-                STORE=out is not None,
-                PRECISION="ieee",
-                FAST=x.dtype != torch.float32,
-                BM=tile.rows,
-                BN=tile.columns,
-                BK=tile.depth,
-                PARTS=tile.parts,
-                num_warps=tile.warps,
-                num_stages=tile.stages,
+                compile_only=compile_only,
             )
 
         choose(problem, run)
@@ -217,15 +164,6 @@ def check_input(x: Tensor, rows: int, product: Product) -> None:
     wanted = (x.shape[0], rows + (product.taps - 1) * product.dilation, product.channels)
     assert x.shape == wanted, f"{tuple(x.shape)} is not {wanted}"
     assert x.stride()[1:] == (product.channels, 1)
-
-
-def start(kernel: object, grid: tuple[int, ...], compile_only: bool, *args: Any, **constants: Any) -> None:
-    """Launch a kernel, or only compile it."""
-    function = cast("Any", kernel)
-    if compile_only:
-        function.warmup(*args, grid=grid, **constants)
-    else:
-        function[grid](*args, **constants)
 
 
 def of_linear(layer: nn.Linear, *, norm: nn.RMSNorm | None = None, scale: Tensor | None = None, gelu: bool = False) -> Product:

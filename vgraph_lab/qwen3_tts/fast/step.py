@@ -20,11 +20,14 @@ from vgraph_lab.qwen3_tts.layers import CausalConv1d, CausalConvTranspose1d, Con
 
 from . import kernels
 from .buffers import LookBacks
-from .products import MOST_FUSED_CHANNELS, FusedUnit, Product, TileChoice, of_conv, of_linear, of_matrix, of_transposed_conv
+from .launch import launch
+from .products import Product, TileChoice, of_conv, of_linear, of_matrix, of_transposed_conv
+from .units import MOST_FUSED_CHANNELS, FusedUnit
 
 __all__ = ["FastStep"]
 
 _SUMMED = 256  # samples of one program that sums taps
+_FEW_PROGRAMS = 128  # each can have a multiprocessor to itself
 
 
 class FastStep(nn.Module):
@@ -124,7 +127,9 @@ class _TransformerLayer(nn.Module):
         self.qkv(x, frames, choose=choose, out=qkv)
         attended = x.new_empty(batch, frames, self.heads * self.head_dim)
         kept = arena.frames_of_layer(index)
-        cast("Any", kernels.attend)[(batch * self.heads,)](
+        launch(
+            kernels.attend,
+            (batch * self.heads,),
             qkv,
             kept,
             places,
@@ -141,7 +146,7 @@ class _TransformerLayer(nn.Module):
             PRECISION="ieee",
             BQ=16 if frames <= 16 else 32,
             BKEY=128,  # the window in one go: its loads wait for each other otherwise
-            num_warps=4,
+            num_warps=8 if batch * self.heads <= _FEW_PROGRAMS else 4,
             num_stages=1,
         )
         middle = x.new_empty(batch, frames, width)
@@ -181,7 +186,9 @@ class _UpsampleStage(nn.Module):
         new = looked_back[:, looked_back.shape[1] - samples :]
         self.conv(x, rows, choose=choose, out=new)
         normed = x.new_empty(batch, samples, channels)
-        cast("Any", kernels.depthwise_norm)[(batch * samples,)](
+        launch(
+            kernels.depthwise_norm,
+            (batch * samples,),
             looked_back,
             self.depthwise,
             self.bias,
@@ -261,8 +268,16 @@ class _LastConv(nn.Module):
         products = x.new_empty(batch, rows, self.taps, dtype=torch.float32)
         self.products(x, rows, choose=choose, out=products)
         waveform = x.new_empty(batch, samples, dtype=torch.float32)
-        cast("Any", kernels.sum_taps)[(-(-samples // _SUMMED), batch)](
-            products, self.bias, waveform, samples, rows - samples, TAPS=self.taps, BLOCK=_SUMMED
+        launch(
+            kernels.sum_taps,
+            (-(-samples // _SUMMED), batch),
+            products,
+            self.bias,
+            waveform,
+            samples,
+            rows - samples,
+            TAPS=self.taps,
+            BLOCK=_SUMMED,
         )
         return waveform
 
@@ -270,8 +285,19 @@ class _LastConv(nn.Module):
 def _embed(codes: Tensor, table: Tensor, out: Tensor) -> None:
     batch, levels, frames = codes.shape
     channels = table.shape[2]
-    cast("Any", kernels.embed)[(batch * frames,)](
-        codes, table, out, out.stride(0), frames, table.shape[1], C=channels, Q=levels, BC=_power_of_two(channels), num_warps=4
+    launch(
+        kernels.embed,
+        (batch * frames,),
+        codes,
+        table,
+        out,
+        out.stride(0),
+        frames,
+        table.shape[1],
+        C=channels,
+        Q=levels,
+        BC=_power_of_two(channels),
+        num_warps=4,
     )
 
 

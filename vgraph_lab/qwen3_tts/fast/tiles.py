@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["MOST_TILES", "WIDEST", "Problem", "Tile", "candidates", "fits", "tile_by_rule"]
+__all__ = ["MOST_TILES", "RESIDENT", "RESIDENT_CHANNELS", "WIDEST", "Problem", "Tile", "candidates", "fits", "padded", "tile_by_rule"]
 
 MOST_TILES = 8192
 """Tiles of one product whose sums may be split: each has a counter."""
@@ -15,11 +15,19 @@ MOST_TILES = 8192
 WIDEST = 256
 """Columns of the widest tile."""
 
+RESIDENT_CHANNELS = 96
+"""Channels of the residual unit whose weights can stay in shared memory."""
+
 _FULL_GPU = 132  # programs that fill a large GPU once
+_MANY_ROWS = 12_000
+
+# Of a tile that sums squares beside its products. With more, Triton takes Hopper's asynchronous matrix instructions for the products,
+# and with 3.6.0 the sums then came out wrong by a tenth and more, seen on an H200.
+_MOST_NORM_ROWS = 32
 
 
 class Tile(NamedTuple):
-    """Rows, columns and depth of a program, depths per step, parts of the sum, and what Triton is asked for."""
+    """Rows, columns and depth of a program, parts of its sum, warps and stages, depths per step, and columns beside the others."""
 
     rows: int
     columns: int
@@ -28,6 +36,16 @@ class Tile(NamedTuple):
     warps: int = 4
     stages: int = 3
     parts: int = 1
+    more: int = 0
+
+    @property
+    def width(self) -> int:
+        """All columns of a program."""
+        return self.columns + self.more
+
+
+RESIDENT = Tile(64, 64, 32, 1, 4, 3, 3, 32)
+"""Stands for the kernel of :mod:`.resident_kernels`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +60,7 @@ class Problem:
         kind: what follows the product, as a short text.
         may_split: whether the sum may be made in parts.
         dtype: of the inputs.
+        may_stay: whether there is a kernel that keeps all weights in shared memory.
     """
 
     rows: int
@@ -51,6 +70,7 @@ class Problem:
     kind: str
     may_split: bool
     dtype: torch.dtype
+    may_stay: bool = False
 
     @property
     def key(self) -> str:
@@ -60,18 +80,28 @@ class Problem:
 
 def fits(problem: Problem, tile: Tile) -> bool:
     """Whether the kernels can run a tile: they check nothing."""
-    sizes = (tile.rows, tile.columns, tile.depth)
+    if tile == RESIDENT:
+        return problem.may_stay
+    sizes = (tile.rows, tile.columns, tile.depth, *([tile.more] if tile.more else []))
     return (
-        min(tile) >= 1
+        min(tile[:-1]) >= 1
         and all(size >= 16 and size & (size - 1) == 0 for size in sizes)
         and problem.channels % (tile.depth * tile.parts) == 0
-        and tile.columns <= WIDEST
-        and (tile.columns >= problem.columns or problem.kind != "u")
-        and (tile.split == 1 or (problem.may_split and _programs(problem, tile.rows, tile.columns) <= MOST_TILES))
+        and -(-problem.columns // tile.width) * tile.width <= padded(problem.columns)
+        and (tile.width >= problem.columns or problem.kind != "u")
+        and (tile.more == 0 or (tile.split == 1 and not {*"ngu"} & {*problem.kind}))
+        and ("n" not in problem.kind or tile.rows <= _MOST_NORM_ROWS)
+        and (tile.split == 1 or (problem.may_split and _programs(problem, tile.rows, tile.width) <= MOST_TILES))
         and tile.split <= problem.taps * problem.channels // (tile.depth * tile.parts)
         and tile.warps in (1, 2, 4, 8, 16)
-        and tile.rows * tile.columns <= 1 << 16
+        and tile.rows * tile.width <= 1 << 16
     )
+
+
+def padded(columns: int) -> int:
+    """Columns of a matrix in memory: whole tiles, so that loads need no mask."""
+    unit = WIDEST if columns > WIDEST // 2 else WIDEST // 2
+    return -(-columns // unit) * unit
 
 
 def tile_by_rule(problem: Problem) -> Tile:
@@ -87,20 +117,24 @@ def candidates(problem: Problem) -> list[Tile]:
         return _of_unit(problem)
     if problem.columns <= 16:
         depth, parts = _depth(problem, 64)
-        return [Tile(rows, 16, depth, 1, 4, 3, parts) for rows in (128, 64)]
-    return _of_few_rows(problem) if problem.rows <= 64 else _of_many_rows(problem)
+        rows_of_tiles = (_MOST_NORM_ROWS,) if "n" in problem.kind else (128, 64)
+        return [Tile(rows, 16, depth, 1, 4, 3, parts) for rows in rows_of_tiles]
+    if problem.rows <= 64:
+        return _of_few_rows(problem)
+    return _of_norm(problem) if "n" in problem.kind else _of_many_rows(problem)
 
 
 def _of_unit(problem: Problem) -> list[Tile]:
     depth, parts = _depth(problem, 64)
     columns = _power_of_two(problem.columns)
     shapes = ((64, 4, 3), (64, 4, 2), (128, 8, 2), (64, 8, 2), (32, 4, 3), (64, 4, 1), (128, 8, 1))
-    return [Tile(rows, columns, depth, 1, warps, stages, parts) for rows, warps, stages in shapes]
+    staying = [RESIDENT] if problem.may_stay else []
+    return [*staying, *(Tile(rows, columns, depth, 1, warps, stages, parts) for rows, warps, stages in shapes)]
 
 
 def _of_few_rows(problem: Problem) -> list[Tile]:
     """Weights are read once, and that is all that counts: many programs, each with much under way."""
-    rows = 16 if problem.rows <= 16 else 32 if problem.rows <= 32 else 64
+    rows = 16 if problem.rows <= 16 else 32 if problem.rows <= 32 or "n" in problem.kind else 64
     depth, _ = _depth(problem, 128)
     found = [
         Tile(rows, columns, depth, _split(problem, rows, columns), warps, stages)
@@ -110,6 +144,21 @@ def _of_few_rows(problem: Problem) -> list[Tile]:
     return found if found[0].split > 1 or _programs(problem, rows, 32) >= _FULL_GPU // 2 else [found[1], found[0], found[2]]
 
 
+def _of_norm(problem: Problem) -> list[Tile]:
+    """As wide as fills the GPU in the main; the order was found on an H200."""
+    depth, deep = _depth(problem, 64)[0], _depth(problem, 128)[0]
+    found = [
+        Tile(_MOST_NORM_ROWS, 128, depth, 1, 4, 4),
+        Tile(_MOST_NORM_ROWS, 128, deep, 1, 4, 3),
+        Tile(_MOST_NORM_ROWS, 64, deep, 1, 4, 3),
+        Tile(_MOST_NORM_ROWS, 32, deep, 1, 4, 3),
+    ]
+    found = [tile for number, tile in enumerate(found) if tile not in found[:number] and tile.width <= padded(problem.columns)]
+    filling = [tile for tile in found if _programs(problem, tile.rows, tile.width) >= _FULL_GPU * 2 // 3]
+    first = (filling or found[-1:])[0]
+    return [first, *(tile for tile in found if tile != first)]
+
+
 def _of_many_rows(problem: Problem) -> list[Tile]:
     """The order was found on an H200: large tiles once they fill it, and before that smaller ones with split sums."""
     depth, parts = _depth(problem, 64)
@@ -117,18 +166,36 @@ def _of_many_rows(problem: Problem) -> list[Tile]:
     small = Tile(64, 64, deep, _split(problem, 64, 64), 4, 3, deep_parts)
     flat = Tile(64, 128, depth, _split(problem, 64, 128), 4, 4, parts)
     tall = Tile(128, 64, depth, 1, 4, 4, parts)
+    flatter = [Tile(32, 128, depth, 1, 4, 4, parts), Tile(64, 128, deep, min(flat.split, 2), 4, 3, deep_parts)]
     large = Tile(128, 128, depth, 1, 4, 3, parts)
     widest = Tile(128, 256, depth, 1, 8, 3, parts)
+    shared = widest._replace(split=_split(problem, 128, 256))  # fewer programs than fill the GPU, or some more
     inputs, filled = problem.taps * problem.channels, _programs(problem, 128, 128)
     if problem.taps == 1 and problem.columns % 128 and filled >= _FULL_GPU:
         found = [tall, tall._replace(stages=2), small, flat, large]
     elif filled >= 3 * _FULL_GPU or (filled >= 150 and inputs >= 1280):
-        found = [large, large._replace(stages=2) if problem.taps == 1 else widest, tall, flat]
+        found = [large, large._replace(stages=2) if problem.taps == 1 else widest, tall, flat, shared]
     elif _programs(problem, 64, 64) < 160 and (inputs <= 4096 or _programs(problem, 64, 64) <= 64):
-        found = [small, flat, large]
+        found = [small, flat, large, *flatter]
     else:
-        found = [flat, small, large, widest]
-    return [tile for tile in found if tile.columns == 64 or tile.columns // 2 < problem.columns]
+        found = [flat, small, large, widest, shared, *flatter]
+    found = [tile for number, tile in enumerate(found) if tile not in found[:number] and tile.columns // 2 < max(problem.columns, 33)]
+    before, after = _parted(problem, depth, parts)
+    return [*before, *found, *after]
+
+
+def _parted(problem: Problem, depth: int, parts: int) -> tuple[list[Tile], list[Tile]]:
+    """Tiles of two widths, which read their inputs once for columns that are no power of two: those to prefer, and others."""
+    low = Tile(64, 128, depth, 1, 4, 3, parts, 64)
+    if problem.taps == 1:
+        return [], []
+    if problem.rows < _MANY_ROWS:
+        return [], [low] if problem.columns % low.width == 0 else []
+    if problem.columns == low.width:
+        return [Tile(256, 128, depth, 1, 8, 3, parts, 64), low], []
+    if problem.columns == 384:  # faster than the others at 16,000 rows, slower at 64,000
+        return [], [Tile(128, 256, depth, 1, 8, 3, parts, 128)]
+    return [Tile(128, 64, depth, 1, 4, 3, parts, 32)] if problem.columns % 96 == 0 and problem.columns % 128 else [], []
 
 
 def _depth(problem: Problem, most: int) -> tuple[int, int]:
