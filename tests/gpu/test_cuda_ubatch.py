@@ -125,7 +125,8 @@ def test_the_device_tells_when_streams_were_busy(backend: GraphBackend) -> None:
     assert {span.stream for span in spans} == {"compute", "comm"}
     for ubatch in (0, 1):  # of one micro-batch, all follows each other
         own = [span for span in spans if span.ubatch == ubatch]
-        assert all(first.end_s <= second.start_s + 2e-6 for first, second in pairwise(own))
+        gaps = [second.start_s - first.end_s for first, second in pairwise(own)]
+        assert min(gaps) > -10e-6, gaps  # stamps of two streams, on a GPU that other tests may use as well
         assert [span.stream for span in own] == ["compute", "comm"] * 4 + ["compute"]
 
 

@@ -17,7 +17,7 @@ from .tiles import MOST_TILES, Problem, Tile, padded
 
 __all__ = ["Product", "Run", "TileChoice", "check_input", "of_conv", "of_linear", "of_matrix", "of_transposed_conv"]
 
-_FEW_ROWS = 1024
+_FEW_ROWS = 128
 """Up to these, a product waits for its weights more than for anything else."""
 
 
