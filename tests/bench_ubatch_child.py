@@ -18,7 +18,13 @@ from vgraph_lab.vllm_v1 import CUDAGraphMode, GPUModelRunner
 def main(rank: int, size: int, port: int, folder: Path, options: list[str], broken: str) -> None:
     """Be one rank; ``folder`` takes rank-N.txt."""
     torch.set_num_threads(1)
-    os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": f"{size}", "LOCAL_WORLD_SIZE": f"{size}"}
+    os.environ |= {
+        "RANK": f"{rank}",
+        "LOCAL_RANK": f"{rank}",
+        "WORLD_SIZE": f"{size}",
+        "LOCAL_WORLD_SIZE": f"{size}",
+        "TORCHELASTIC_RUN_ID": "none",
+    }
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", "COLUMNS": "120"}
     if broken and rank == 1:
         break_captures(CUDAGraphMode[broken])

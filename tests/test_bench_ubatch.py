@@ -192,6 +192,7 @@ class Rank:
         self.report, self.waited = folder / "error.json", list[float]()
         for name, value in {"WORLD_SIZE": "2", "RANK": f"{number}", "LOCAL_RANK": f"{number}", "LOCAL_WORLD_SIZE": "2"}.items():
             patch.setenv(name, value)
+        patch.setenv("TORCHELASTIC_RUN_ID", "none")  # torchrun's default
         patch.setenv("TORCHELASTIC_ERROR_FILE", str(self.report))
         patch.setattr(bench_shared.time, "sleep", self.waited.append)
         self._patch = patch
@@ -236,6 +237,25 @@ def test_another_rank_waits_for_its_end_and_speaks_only_if_rank_0_has_found_noth
     told = capsys.readouterr()
     assert told.out + told.err == ""
     assert not rank.report.exists()
+
+
+def test_a_rank_that_torchrun_has_not_started_speaks_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rank = Rank(1, tmp_path, monkeypatch)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    assert rank.run("--devise", "cpu") == 2
+    assert rank.waited == []
+    assert "--devise" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_hides_no_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rank = Rank(0, tmp_path, monkeypatch)
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "nowhere" / "error.json"))
+    assert rank.run("--devise", "cpu") == 2
+    assert "--devise" in capsys.readouterr().err
 
 
 def test_help_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

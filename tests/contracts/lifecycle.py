@@ -72,6 +72,31 @@ class LifecycleContract(ManagerSuite):
             "eager",
         ]
 
+    def test_routines_are_told_when_captures_are_over(
+        self, backend: GraphBackend, make: MakeManager, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """After a profile, a start-up capture and a lazy one, and after one that failed; once each."""
+        events: list[str] = []
+        target = toy_target(backend.device, SMALL, events=events, is_capturing=backend.is_capturing)
+        monkeypatch.setattr(target.routine, "captures_are_over", lambda: events.append("over"), raising=False)
+        manager = make(target, targets={"toy.main": {"enable_lazy_capture": True, "max_extra_graphs": 1}})
+        manager.profile_memory()
+        manager.capture()
+        assert [event for event in events if event.startswith(("capture", "over"))] == [f"capture {SMALL}", "over"] * 2
+        events.clear()
+        target(self.x(backend, frames=9))
+        assert events.index("over") > next(place for place, event in enumerate(events) if event.startswith("capture"))
+        assert events.count("over") == 1
+        manager.clear()
+        events.clear()
+
+        def stop(_: CaptureProgress) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            make(target).capture(stop)
+        assert events == ["over"]
+
     def test_no_target_is_bound_before_all_captures_are_over(self, backend: GraphBackend, make: MakeManager) -> None:
         targets = [toy_target(backend.device, SMALL, target_id=f"toy.t{i}") for i in range(3)]
         seen: list[list[bool]] = []

@@ -19,9 +19,11 @@ from torch import Tensor
 
 from vgraph_lab.config import StageConfig
 from vgraph_lab.errors import ConfigError, FormError
+from vgraph_lab.graphs import VocoderCUDAGraphManager, create_backend
 from vgraph_lab.graphs.backends.audit import CaptureAudit, run_checked
 from vgraph_lab.graphs.backends.rules import capture_conditions
 from vgraph_lab.graphs.capture import owned_tensors
+from vgraph_lab.graphs.progress import CaptureProgress
 from vgraph_lab.inspect.records import CaptureFigures
 from vgraph_lab.qwen3_tts import code2wav, incremental_check, incremental_forms
 from vgraph_lab.qwen3_tts.checkpoint import random_decoder
@@ -56,7 +58,7 @@ class Copying(Prepared):
         super().__init__(decoder)
         self._copy = deepcopy(decoder)
 
-    def _renew(self) -> None:
+    def keep_up(self) -> None:
         self._copy.load_state_dict(self._decoder.state_dict())
         self._copy.refresh_tables()
 
@@ -300,6 +302,30 @@ def test_an_error_says_what_is_wrong_and_when(spoil: Callable[..., None], quanti
     assert (spoil is spoil_all) == (math.inf in ratios.values())
 
 
+def test_a_row_in_the_middle_is_judged_too() -> None:
+    decoder = random_decoder(FLAT)
+
+    def step(arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
+        samples = PlainForm(decoder).continue_stream(arena, codes, places)
+        samples[1] += 0.01
+        return samples
+
+    with pytest.raises(FormError, match="in samples of streams that begin"):
+        check_exact("wrong", step, ExactTwin(decoder), 3, 4)
+
+
+@pytest.mark.parametrize("slot", [3, 5], ids=["of another stream", "the spare one"])
+def test_rows_that_a_step_was_not_given_must_stay_as_they_are(slot: int) -> None:
+    decoder = random_decoder(FLAT)
+
+    def step(arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
+        arena.rows[slot, -1, 0] += 1
+        return PlainForm(decoder).continue_stream(arena, codes, places)
+
+    with pytest.raises(FormError, match="with 3 × 4 frames it wrote into rows of streams that it was not given"):
+        check_exact("wrong", step, ExactTwin(decoder), 3, 4, slots=5)
+
+
 def test_a_form_may_be_wrong_in_some_shapes_only() -> None:
     decoder = random_decoder(FLAT)
     exact = ExactTwin(decoder)
@@ -352,6 +378,35 @@ def test_one_exact_twin_serves_a_capture_and_is_given_up(twins: list[weakref.ref
         assert (len(twins), alive(twins)) == (3, 0)
 
 
+@pytest.mark.parametrize("ends", ["profiled", "failed"])
+def test_a_profile_or_a_failed_capture_leaves_no_twin(twins: list[weakref.ref[Any]], monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    monkeypatch.setitem(FORMS, "compiled", Prepared)
+    model = code2wav.Qwen3TTSCode2Wav(random_decoder(FLAT), stage([1], targets={TARGET: {"form": "compiled"}}))
+    manager = VocoderCUDAGraphManager(create_backend("cpu"), model.get_vocoder_cudagraph_targets())
+
+    def stop(progress: CaptureProgress) -> None:
+        assert alive(twins) == (progress.done > 0)
+        if progress.done == 2:
+            raise KeyboardInterrupt
+
+    if ends == "profiled":
+        manager.profile_memory()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            manager.capture(stop)
+    assert (len(twins), alive(twins)) == (2, 0)
+    manager.clear()
+
+
+def test_the_report_has_the_largest_error_of_all_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the shapes that were tried when the form was made."""
+    monkeypatch.setitem(FORMS, "compiled", Prepared)
+    ratios = iter([1.0, 1.0, 1.5])
+    monkeypatch.setattr(incremental_forms, "check_exact", lambda *args, **kwargs: next(ratios, 1.25))
+    with running("cpu", stage([1], targets={TARGET: {"form": "compiled"}})) as runner:
+        assert path_of(runner).form_report.error_ratio == 1.5
+
+
 def test_a_refused_form_leaves_no_twin(twins: list[weakref.ref[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FORMS, "doubling", Doubling)
     report = choose_form("doubling", random_decoder(FLAT))[1]
@@ -376,7 +431,7 @@ def test_changed_weights_are_held_to_a_twin_of_their_own(twins: list[weakref.ref
     assert len(twins) == 2 + in_inference_mode
     assert form.error_ratio == 1
     assert alive(twins) == 1
-    form.keep_up()
+    form.checks_are_over()
     assert alive(twins) == 0
 
 

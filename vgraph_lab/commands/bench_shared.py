@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -129,12 +129,13 @@ def told_once(wait_s: float = _WAIT_S) -> Iterator[None]:
     except typer.Exit:
         raise
     except Exception as error:
-        if os.environ.get("RANK", "0") != "0":
+        if os.environ.get("RANK", "0") != "0" and "TORCHELASTIC_RUN_ID" in os.environ:
             time.sleep(wait_s)
         elif report := os.environ.get("TORCHELASTIC_ERROR_FILE"):
             message = error.format_message() if isinstance(error, typer.BadParameter) else str(error)
             found = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}  # as torch's own ErrorHandler has it
-            Path(report).write_text(json.dumps({"message": found}), encoding="utf-8")
+            with suppress(OSError):  # the message itself is told below
+                Path(report).write_text(json.dumps({"message": found}), encoding="utf-8")
         raise
 
 

@@ -85,7 +85,13 @@ class LazyCapture:
             with self._store.pool.exclusive():
                 if self._store.is_replaying:  # by this thread: a Routine calls a Target, whose capture would use the same memory
                     return FallbackReason.NOT_READY
-            return self._look_up(key) or self._capture(key)
+            known = self._look_up(key)
+            if known is not None:
+                return known
+            try:
+                return self._capture(key)
+            finally:
+                self._target.routine.captures_are_over()
         finally:
             self._turn.give_back()
 

@@ -163,6 +163,7 @@ class VocoderCUDAGraphManager:
                 self._profile = measure(self.backend, self.settings, plan, progress)
         finally:
             self.state = ManagerState.NEW
+            self._end_captures()
         return self._profile
 
     def capture(self, progress: ProgressCallback | None = None) -> CaptureReport:
@@ -195,6 +196,8 @@ class VocoderCUDAGraphManager:
             except LifecycleError as second:
                 error.add_note(f"While rolling back: {second}")
             raise
+        finally:
+            self._end_captures()
         self.state = ManagerState.READY
         self.report = CaptureReport(
             device=str(self.backend.device),
@@ -232,6 +235,10 @@ class VocoderCUDAGraphManager:
         if progress:
             progress(CaptureProgress(len(plan), len(plan), None, None))
         return outcomes
+
+    def _end_captures(self) -> None:
+        for target in self.targets.values():
+            target.routine.captures_are_over()
 
     def _is_enabled(self, target: Target[Any]) -> bool:
         return not self.settings.enforce_eager and self.settings.for_target(target.target_id).enabled

@@ -40,7 +40,7 @@ class Routine(ABC, Generic[Output]):
     The Manager calls, in this order::
 
         capture   allocate_buffers → (prepare_for_capture → forward_for_capture) per warm-up
-                  → prepare_for_capture → forward_for_capture inside the capture
+                  → prepare_for_capture → forward_for_capture inside the capture; after the last one, captures_are_over
         runtime   validate_runtime_inputs → resolve → copy_runtime_inputs → replay → output_after_replay
                   or, on a coverage miss, → eager_call
 
@@ -87,6 +87,9 @@ class Routine(ABC, Generic[Output]):
     def notes(self) -> Iterable[str]:
         """What a capture report should say of this Routine's graphs beyond their figures, a line each."""
         return ()
+
+    def captures_are_over(self) -> None:  # most Routines keep nothing
+        """Let go of what only captures need. After a start-up capture, a profile or a lazy capture, however it ended."""
 
     def make_descriptor(self, key: Descriptor) -> Descriptor | None:
         """The Descriptor to capture lazily for a runtime key that no graph serves, or None to decline."""

@@ -42,6 +42,8 @@ _PREFIX = "vgraph_lab part: "
 def kernel_times(run: Callable[[], Any], device: torch.device, *, repeats: int = 10) -> pd.DataFrame:
     """Profile ``repeats`` calls and give the time of one, by kernel, longest first.
 
+    Where kernels run beside each other, on several streams too, the one that began first has the time; the others have their calls.
+
     Args:
         run: what to call; called once more before the trace.
         device: where the work runs.
@@ -53,7 +55,7 @@ def kernel_times(run: Callable[[], Any], device: torch.device, *, repeats: int =
     is_cuda = device.type == "cuda"
     with _traced(run, device, repeats, [ProfilerActivity.CUDA] if is_cuda else [ProfilerActivity.CPU]) as trace:
         seen = _device_times(trace) if is_cuda else _operation_times(trace)
-    rows = [(kind_of_work(name), name, len(times) / repeats, sum(times) / repeats / 1e3) for name, times in seen.items() if sum(times) > 0]
+    rows = [(kind_of_work(name), name, len(times) / repeats, sum(times) / repeats / 1e3) for name, times in seen.items()]
     table = pd.DataFrame(rows, columns=list(KERNEL_TIME_COLUMNS)[:-1]).astype({"calls": "float64", "total_ms": "float64"})
     table["time_share"] = table["total_ms"] / (table["total_ms"].sum() or 1.0)
     return table.sort_values(["total_ms", "name"], ascending=[False, True], ignore_index=True)
@@ -74,7 +76,7 @@ def _operation_times(trace: profile) -> dict[str, list[float]]:
     for event in trace.events():
         if event.device_type.name == "CPU" and "::" in event.name:
             found.setdefault(event.name, []).append(event.self_cpu_time_total)
-    return found
+    return {name: times for name, times in found.items() if sum(times) > 0}
 
 
 def added_times(spans: Sequence[tuple[float, float]]) -> list[float]:

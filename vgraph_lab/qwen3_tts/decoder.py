@@ -33,6 +33,7 @@ class Code2WavDecoder(nn.Module):
         super().__init__()
         g = geometry
         self.geometry, self.sample_rate = geometry, sample_rate
+        self.revision = 0  # of the weights: how often refresh_tables was called; torch counts no writes in inference mode
         self.quantizer = SplitResidualVectorQuantizer(g)
         self.pre_conv = CausalConv1d(g.codebook_dim, g.latent_dim, 3)
         self.pre_transformer = PreTransformer(g)
@@ -66,10 +67,11 @@ class Code2WavDecoder(nn.Module):
         return self.pre_conv.conv.weight.dtype
 
     def refresh_tables(self) -> None:
-        """Rebuild what is derived from the weights: codebook tables and rotary angles. Call after changing codebooks.
+        """Rebuild what is derived from the weights: codebook tables and rotary angles. Call after changing any weights.
 
-        The tables keep their memory, so captured graphs see the change.
+        The tables keep their memory, so captured graphs see the change. A form that holds weights of its own takes them over again.
         """
+        self.revision += 1
         self.quantizer.refresh_tables()
         self.pre_transformer.refresh_rotary_table()
 

@@ -56,6 +56,9 @@ class StepForm(ABC):
             FormError: this form cannot run that shape.
         """
 
+    def checks_are_over(self) -> None:  # noqa: B027  # the plain form is not checked
+        """Let go of what only checks need: no shape is being prepared any more."""
+
     @abstractmethod
     def continue_stream(self, arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
         """codes int64 [B, Q, n], places int64 [B, 2] (slot, number of the first frame) → fp32 [B, n * samples_per_frame]."""
@@ -81,8 +84,7 @@ class PlainForm(StepForm):
 class _PreparedForm(StepForm):
     """A form that does something once for each shape, and is held to the plain form then.
 
-    Shapes that are prepared one after the other share the plain form's exact twin. It is given up when they are through: when the form
-    has been made, when the report of a capture asks for notes, and before any replay.
+    Shapes that are prepared one after the other share the plain form's exact twin, until their checks are over.
     """
 
     def __init__(self, decoder: Code2WavDecoder) -> None:
@@ -99,7 +101,7 @@ class _PreparedForm(StepForm):
         codes = torch.zeros(batch, self._decoder.geometry.num_quantizers, frames, dtype=torch.int64, device=self._decoder.device)
         places = torch.tensor([[arena.spare_slot, 0]], device=self._decoder.device).repeat(batch, 1)
         try:
-            self._renew()
+            self.keep_up()
             with capture_conditions(), on_device(self._decoder.device):
                 self._prepare(lambda: self.continue_stream(arena, codes, places))
             ratio = check_exact(self.name, self.continue_stream, self._exact, batch, frames, slots=arena.spare_slot)
@@ -111,13 +113,9 @@ class _PreparedForm(StepForm):
         self.error_ratio = max(ratio, self.error_ratio or 0.0)
         self._seconds += perf_counter() - begin
 
-    def keep_up(self) -> None:
-        """No shape is being prepared where a replay follows."""
+    def checks_are_over(self) -> None:
+        """Give the twin up."""
         self._exact.give_up()
-        self._renew()
-
-    def _renew(self) -> None:
-        """Take over weights that were changed since."""
 
     def _prepare(self, step: Callable[[], Tensor]) -> None:
         step()
@@ -126,8 +124,7 @@ class _PreparedForm(StepForm):
         return plain_step(self._decoder, arena, codes, places)
 
     def notes(self) -> list[str]:
-        """How long that took. A capture asks when it is through."""
-        self._exact.give_up()
+        """How long that took."""
         return [f"form {self.name}: made ready in {self._seconds:.1f} s"]
 
 
@@ -152,18 +149,13 @@ class FastForm(_PreparedForm):
 
         self.tuner = TileTuner(decoder.device, autotune=autotune)
         self.step = FastStep(decoder, self.tuner)
-        self._made_from = self._version()
+        self._made_from = decoder.revision
 
-    def _version(self) -> int:
-        """Counts writes into a table that :meth:`~.decoder.Code2WavDecoder.refresh_tables` rewrites."""
-        table = self._decoder.quantizer.rvq_first.table
-        return -1 if table.is_inference() else table._version
-
-    def _renew(self) -> None:
+    def keep_up(self) -> None:
         """Prepare the weights again, where graphs read them, if the decoder's tables were refreshed."""
-        if self._version() != self._made_from:
+        if self._decoder.revision != self._made_from:
             self.step.take_over(self._decoder)
-            self._made_from = self._version()
+            self._made_from = self._decoder.revision
 
     def modules(self) -> Iterable[nn.Module]:
         """The prepared weights."""
@@ -293,7 +285,7 @@ def _made(name: str, decoder: Code2WavDecoder, options: dict[str, Any]) -> StepF
         form, arena = FORMS[name](decoder, **options), StateArena(decoder, 2)
         for frames in form.probed_frames:
             form.prepare(arena, 2, frames)
-        form.keep_up()
+        form.checks_are_over()
         return form
     except FormError:
         raise

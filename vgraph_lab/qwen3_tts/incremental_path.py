@@ -9,7 +9,7 @@ fails: then all requests are as they were, and the forward may be repeated.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -122,6 +122,7 @@ class IncrementalPath:
     def form_report(self) -> FormReport:
         """Which form the graphs have; the plain one is named as soon as one of them has it, with the reason."""
         chosen, plain = self._form_report, self._routine.not_in_form
+        chosen = replace(chosen, error_ratio=self._routine.form_error_ratio)
         if not plain:
             return chosen
         descriptor, why = next(iter(plain.items()))

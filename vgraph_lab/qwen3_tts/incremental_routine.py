@@ -85,6 +85,11 @@ class IncrementalRoutine(Routine[Tensor]):
         """Weights are read in place, request state is read and written."""
         return (self.decoder, self._arena, *self._form.modules())
 
+    @property
+    def form_error_ratio(self) -> float | None:
+        """The largest error of the shapes that were checked, over the plain form's."""
+        return self._form.error_ratio
+
     def notes(self) -> list[str]:
         """Which form the graphs have, and why some have another one."""
         others = [f"{descriptor} has the plain form: {why}" for descriptor, why in self.not_in_form.items()]
@@ -99,9 +104,13 @@ class IncrementalRoutine(Routine[Tensor]):
                 f"{list(codes.shape)}."
             )
         if not places.is_cuda or self.debug:  # a kernel that is told of another slot writes into other memory
-            slots = [slot for slot, _ in places.tolist()]
+            slots, first = zip(*places.tolist(), strict=True)
             if min(slots) < 0 or max(slots) > self._arena.spare_slot:
                 raise InputError(f"slots must be 0 … {self._arena.spare_slot}, got {min(slots)} to {max(slots)}.")
+            if min(first) < (-self._window if has_reference else 0):
+                raise InputError(
+                    f"the first frame of a row must be 0 or more, got {min(first)}. Only the padding of a reference lies before."
+                )
         if has_reference and codes.shape[2] <= self._window:
             raise InputError(
                 f"codes with a reference must be [B, Q, {self._window} + n], n ≥ 1, got {list(codes.shape)}. Pad the reference on the left."
@@ -141,6 +150,10 @@ class IncrementalRoutine(Routine[Tensor]):
         """The form's mathematics on the static inputs and the arena's rows."""
         form = self._plain if descriptor in self.not_in_form else self._form
         return self._forward(form, *self._parts(descriptor, buffers["inputs"]), has_reference=descriptor.state == WITH_REFERENCE)
+
+    def captures_are_over(self) -> None:
+        """The form has been held to the plain one for all shapes that came."""
+        self._form.checks_are_over()
 
     def _get_form_ready(self, descriptor: Descriptor) -> None:
         if descriptor.state == WITH_REFERENCE or descriptor in self.not_in_form:

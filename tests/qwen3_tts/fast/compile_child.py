@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -58,6 +59,9 @@ class Recorded:
         self.launches.append((self.kernel, args, constants))
 
 
+_MEMORY = r"\b(?:ld\.global|st\.global|ld\.volatile|cp\.async|atom|red)\.[\w.:]+"  # a prefetch changes and returns nothing
+
+
 def choose(problem: Problem, run: Run) -> None:
     """By rule. Beside that: what there is without the resident kernel, what takes columns that are no power of two, and all with norms."""
     tiles, many = [tile_by_rule(problem)], candidates(replace(problem, rows=MANY_ROWS))
@@ -106,6 +110,7 @@ def compiled(
             "early": binary.metadata.launch_pdl,
             "waits": ptx.count("griddepcontrol.wait"),
             "lets_start": ptx.count("griddepcontrol.launch_dependents"),
+            "touches_before_its_turn": re.findall(_MEMORY, ptx.partition("griddepcontrol.wait")[0]),
             "wgmma": ptx.count("wgmma.mma_async"),
         }
 

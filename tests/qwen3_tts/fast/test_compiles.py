@@ -31,6 +31,10 @@ def test_every_launch_of_a_step_compiles(capability: int, tmp_path: Path) -> Non
     turns = {(each["early"], each["waits"], each["lets_start"]) for each in found}
     assert turns == {(True, 1, 1) if is_hopper else (False, 0, 0)}, "each kernel waits once for the one before, or there is no need to"
 
+    for each in found:  # the resident kernel copies its weights, and has other warps' code in front
+        if is_hopper and each["kernel"] != "resident_unit":
+            assert each["touches_before_its_turn"] == [], f"{each['kernel']} looks at memory that the kernel before may be writing"
+
     products = [each for each in found if each["kernel"] in ("convolve", "residual_unit")]
     large = [each for each in products if each["rows"] >= 64 and each["warps"] >= 4]
     assert {each["more"] for each in large} == {0, 32, 64, 128}

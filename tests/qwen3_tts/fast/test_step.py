@@ -83,18 +83,22 @@ def test_it_is_chosen_and_said_to_be_exact(kernels: Any) -> None:
     assert "form fast, its error" in str(report)
 
 
-def test_changed_weights_are_taken_over_once_tables_are_refreshed(kernels: Any) -> None:
-    """Into the same memory, which graphs read; and only then is anything done."""
-    decoder = random_decoder(GEOMETRY, seed=4)
+@pytest.mark.parametrize("in_inference_mode", [False, True])
+def test_changed_weights_are_taken_over_once_tables_are_refreshed(kernels: Any, in_inference_mode: bool) -> None:
+    """Into the same memory, which graphs read; and only then is anything done. torch counts no writes in inference mode."""
+    with torch.inference_mode(in_inference_mode):
+        decoder = random_decoder(GEOMETRY, seed=4)
     form, places = FastForm(decoder), torch.tensor([[0, 0]])
     codes = torch.ones(1, 4, 2, dtype=torch.int64)
     addresses = [buffer.data_ptr() for buffer in form.step.buffers()]
     with torch.no_grad():
         before = form.continue_stream(StateArena(decoder, 1), codes, places)
-        decoder.load_state_dict(random_decoder(GEOMETRY, seed=5).state_dict())
+        with torch.inference_mode(in_inference_mode):
+            decoder.load_state_dict(random_decoder(GEOMETRY, seed=5).state_dict())
         form.keep_up()
         assert torch.equal(form.continue_stream(StateArena(decoder, 1), codes, places), before)
-        decoder.refresh_tables()
+        with torch.inference_mode(in_inference_mode):
+            decoder.refresh_tables()
         form.keep_up()
         found = form.continue_stream(StateArena(decoder, 1), codes, places)
         assert torch.equal(found, FastForm(decoder).continue_stream(StateArena(decoder, 1), codes, places))

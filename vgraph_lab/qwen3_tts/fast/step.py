@@ -68,7 +68,8 @@ class FastStep(nn.Module):
     def take_over(self, decoder: Code2WavDecoder) -> None:
         """Prepare the weights of ``decoder`` again, in the same memory: graphs read them there."""
         for mine, fresh in zip(self.buffers(), FastStep(decoder, self._choose).buffers(), strict=True):
-            mine.copy_(fresh)
+            if mine.data_ptr() != fresh.data_ptr():  # angles are the decoder's own
+                mine.copy_(fresh)
 
     def forward(self, arena: StateArena, codes: Tensor, places: Tensor) -> Tensor:
         """codes int64 [B, Q, n], places int64 [B, 2] (slot, number of the first frame) → fp32 [B, n · samples_per_frame]."""

@@ -187,7 +187,7 @@ def _of_many_rows(problem: Problem) -> list[Tile]:
 def _parted(problem: Problem, depth: int, parts: int) -> tuple[list[Tile], list[Tile]]:
     """Tiles of two widths, which read their inputs once for columns that are no power of two: those to prefer, and others."""
     low = Tile(64, 128, depth, 1, 4, 3, parts, 64)
-    if problem.taps == 1:
+    if problem.taps == 1 or problem.kind not in ("", "s", "e"):
         return [], []
     if problem.rows < _MANY_ROWS:
         return [], [low] if problem.columns % low.width == 0 else []
