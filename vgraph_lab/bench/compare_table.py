@@ -12,12 +12,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from vgraph_lab.graphs.table import MIB
+
 from .contenders import NOT_ASKED
 from .record import MeasurementRecord
 
 __all__ = ["compare_table"]
 
-_MB = 1e6
 _SHORT = {
     "convolution": "conv",
     "matrix product": "matmul",
@@ -122,11 +123,11 @@ def _costs(s: dict[str, Any]) -> list[Text]:
     lines = []
     for name, facts in s["contenders"].items():
         state = facts["state_bytes_per_request"]
-        parts = [f"{state / _MB:.3g} MB of state a request"] if state is not None else []
+        parts = [f"{state / MIB:.3g} MiB of state a request"] if state is not None else []
         if facts.get("graphs"):
             ready = f"{facts['graphs']} graphs, ready in {facts['ready_seconds']:.1f} s"
             failed = f", {facts['failed']} failed" if facts["failed"] else ""
-            parts.insert(0, f"{ready}{failed}, {facts['pool_reserved_bytes'] / _MB:,.0f} MB of pool")
+            parts.insert(0, f"{ready}{failed}, {facts['pool_reserved_bytes'] / MIB:,.0f} MiB of pool")
         if parts:
             lines.append(f"{name}: {', '.join(parts)}")
     return [Text(line) for line in lines]
