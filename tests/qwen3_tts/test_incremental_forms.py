@@ -405,6 +405,8 @@ def test_the_report_has_the_largest_error_of_all_shapes(monkeypatch: pytest.Monk
     monkeypatch.setattr(incremental_forms, "check_exact", lambda *args, **kwargs: next(ratios, 1.25))
     with running("cpu", stage([1], targets={TARGET: {"form": "compiled"}})) as runner:
         assert path_of(runner).form_report.error_ratio == 1.5
+        assert runner.manager is not None
+        assert "form compiled, its error 1.50 times the plain form's" in str(runner.manager.report).splitlines()
 
 
 def test_a_refused_form_leaves_no_twin(twins: list[weakref.ref[Any]], monkeypatch: pytest.MonkeyPatch) -> None:

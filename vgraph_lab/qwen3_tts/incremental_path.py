@@ -9,7 +9,7 @@ fails: then all requests are as they were, and the forward may be repeated.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -90,7 +90,6 @@ class IncrementalPath:
         form_report: FormReport | None = None,
         debug: bool = False,
     ) -> None:
-        self._form_report = form_report or FormReport("plain", "plain")
         self.decoder, self._largest_batch = decoder, largest_batch
         self._window, self._device = decoder.geometry.sliding_window, decoder.device
         self.transitions = TransitionTable.from_connector(connector, self._window)
@@ -114,19 +113,13 @@ class IncrementalPath:
             *(Descriptor(rows, frames) for rows in batch_sizes for frames in widths),
             *(Descriptor(rows, frames, WITH_REFERENCE) for rows in batch_sizes for frames in starts),
         ]
-        notes = [] if self._form_report.asked == "plain" else [str(self._form_report)]
-        self._routine = IncrementalRoutine(decoder, self.table, descriptors, form=form, notes=notes, debug=debug)
+        self._routine = IncrementalRoutine(decoder, self.table, descriptors, form=form, form_report=form_report, debug=debug)
         self._target = Target(INCREMENTAL_TARGET_ID, self._routine, descriptors)
 
     @property
     def form_report(self) -> FormReport:
-        """Which form the graphs have; the plain one is named as soon as one of them has it, with the reason."""
-        chosen, plain = self._form_report, self._routine.not_in_form
-        chosen = replace(chosen, error_ratio=self._routine.form_error_ratio)
-        if not plain:
-            return chosen
-        descriptor, why = next(iter(plain.items()))
-        return FormReport(chosen.asked, "plain", f"{len(plain)} shapes have the plain form, {descriptor} because {why}", chosen.error_ratio)
+        """Which form the graphs have, and why that is another one than was asked for."""
+        return self._routine.form_report
 
     @property
     def targets(self) -> tuple[Target[Any], ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -19,7 +20,7 @@ from vgraph_lab.graphs.routine import Buffers, Resolution, Routine
 
 from .decoder import Code2WavDecoder
 from .incremental import begin_with_reference
-from .incremental_forms import PlainForm, StepForm
+from .incremental_forms import FormReport, PlainForm, StepForm
 from .incremental_state import StateArena
 from .inputs import validate_codes
 
@@ -48,7 +49,7 @@ class IncrementalRoutine(Routine[Tensor]):
         arena: the request state, written by every call.
         descriptors: the graphs that may exist; ``frames`` are the new ones.
         form: of the captured step, without a reference; by default the plain one, which everything else takes anyway.
-        notes: first lines of :meth:`notes`.
+        form_report: how it was chosen.
         debug: check the values of device tensors too.
     """
 
@@ -59,12 +60,12 @@ class IncrementalRoutine(Routine[Tensor]):
         descriptors: Sequence[Descriptor],
         *,
         form: StepForm | None = None,
-        notes: Sequence[str] = (),
+        form_report: FormReport | None = None,
         debug: bool = False,
     ) -> None:
         self.decoder, self.debug, self._arena = decoder, debug, arena
         self._plain = PlainForm(decoder)
-        self._form, self._notes = form or self._plain, tuple(notes)
+        self._form, self._form_report = form or self._plain, form_report or FormReport("plain", "plain")
         self.not_in_form: dict[Descriptor, str] = {}  # captured in the plain form, with the reason
         self._device, self._samples_per_frame = decoder.device, decoder.samples_per_frame
         self._window = decoder.geometry.sliding_window
@@ -86,14 +87,24 @@ class IncrementalRoutine(Routine[Tensor]):
         return (self.decoder, self._arena, *self._form.modules())
 
     @property
-    def form_error_ratio(self) -> float | None:
-        """The largest error of the shapes that were checked, over the plain form's."""
-        return self._form.error_ratio
+    def form_report(self) -> FormReport:
+        """Which form the graphs have; the plain one is named as soon as one of them has it, with the reason."""
+        chosen, plain = self._chosen_form, self.not_in_form
+        if not plain:
+            return chosen
+        descriptor, why = next(iter(plain.items()))
+        return replace(chosen, form="plain", reason=f"{len(plain)} shapes have the plain form, {descriptor} because {why}")
+
+    @property
+    def _chosen_form(self) -> FormReport:
+        """With the largest error of the shapes that were checked since."""
+        return replace(self._form_report, error_ratio=self._form.error_ratio)
 
     def notes(self) -> list[str]:
         """Which form the graphs have, and why some have another one."""
+        chosen = [] if self._form_report.asked == "plain" else [str(self._chosen_form)]
         others = [f"{descriptor} has the plain form: {why}" for descriptor, why in self.not_in_form.items()]
-        return [*self._notes, *self._form.notes(), *others]
+        return [*chosen, *self._form.notes(), *others]
 
     def validate_runtime_inputs(self, codes: Tensor, places: Tensor, has_reference: bool = False, is_last: bool = False) -> None:
         """Codes of at least one new frame, and a place for each row."""
