@@ -153,7 +153,7 @@ def _of_norm(problem: Problem) -> list[Tile]:
         Tile(_MOST_NORM_ROWS, 64, deep, 1, 4, 3),
         Tile(_MOST_NORM_ROWS, 32, deep, 1, 4, 3),
     ]
-    found = [tile for number, tile in enumerate(found) if tile not in found[:number] and tile.width <= padded(problem.columns)]
+    found = [tile for tile in dict.fromkeys(found) if tile.width <= padded(problem.columns)]
     filling = [tile for tile in found if _programs(problem, tile.rows, tile.width) >= _FULL_GPU * 2 // 3]
     first = (filling or found[-1:])[0]
     return [first, *(tile for tile in found if tile != first)]
@@ -179,7 +179,7 @@ def _of_many_rows(problem: Problem) -> list[Tile]:
         found = [small, flat, large, *flatter]
     else:
         found = [flat, small, large, widest, shared, *flatter]
-    found = [tile for number, tile in enumerate(found) if tile not in found[:number] and tile.columns // 2 < max(problem.columns, 33)]
+    found = [tile for tile in dict.fromkeys(found) if tile.columns // 2 < max(problem.columns, 33)]
     before, after = _parted(problem, depth, parts)
     return [*before, *found, *after]
 
