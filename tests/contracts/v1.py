@@ -52,6 +52,7 @@ from vgraph_lab.vllm_v1.paged_kv import NULL_BLOCK
 __all__ = [
     "FULL",
     "PIECEWISE",
+    "Around",
     "BreakableContract",
     "Metadata",
     "Mixer",
@@ -584,6 +585,24 @@ HISTORY: tuple[dict[str, int], ...] = (
     {"c": 1, "d": 1},
 )
 ENDS = {8: ["b"]}
+
+
+class Around(nn.Module):
+    """A wrapper that gives what its model has, as torch.compile's does."""
+
+    def __init__(self, inner: WorkloadModel) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def __getattr__(self, key: str) -> Any:
+        try:
+            return super().__getattr__(key)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), key)
+
+    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        hidden: Tensor = self.inner(input_ids, positions)
+        return hidden
 
 
 def ready_runner(model: nn.Module, config: RunnerConfig, backend: GraphBackend | str = "cpu", **options: Any) -> GPUModelRunner:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from contracts.v1 import ready_runner
+from contracts.v1 import Around, ready_runner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -63,24 +63,6 @@ def check(found: Tensor, expected: Tensor) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- one model, one runner
-
-
-class Around(nn.Module):
-    """A wrapper that gives what its model has, as torch.compile's does."""
-
-    def __init__(self, inner: WorkloadModel) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def __getattr__(self, key: str) -> Any:
-        try:
-            return super().__getattr__(key)
-        except AttributeError:
-            return getattr(super().__getattr__("inner"), key)
-
-    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        hidden: Tensor = self.inner(input_ids, positions)
-        return hidden
 
 
 @pytest.mark.parametrize("wrap", [lambda model: model, Around], ids=["itself", "in a wrapper"])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from contracts.v1 import ready_runner
+from contracts.v1 import Around, ready_runner
 from dense_reference import dense_logits
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -373,24 +373,17 @@ def test_wrong_models_fail() -> None:
         runner.capture_model()
 
 
-class Forwarding(nn.Module):
-    """A model in a wrapper that gives whatever the model has, as torch.compile's does; but for what is held back."""
+class Forwarding(Around):
+    """It has a device of its own, and something is held back."""
 
     def __init__(self, held_back: str = "") -> None:
-        super().__init__()
-        self.device, self.inner, self.held_back = torch.device("cpu"), WorkloadModel(CONFIG), held_back
+        super().__init__(WorkloadModel(CONFIG))
+        self.device, self.held_back = torch.device("cpu"), held_back
 
     def __getattr__(self, key: str) -> Any:
         if key == self.__dict__.get("held_back"):
             raise AttributeError(key)
-        try:
-            return super().__getattr__(key)
-        except AttributeError:
-            return getattr(super().__getattr__("inner"), key)
-
-    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        hidden: Tensor = self.inner(input_ids, positions)
-        return hidden
+        return super().__getattr__(key)
 
 
 def test_a_model_has_what_its_submodules_and_wrappers_give() -> None:
